@@ -1,0 +1,1 @@
+"""The array libraries, one file each, with the members of `attnspec.arrays.Backend` in its order."""

@@ -1,0 +1,58 @@
+"""NumPy."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def arange(stop: int, like: Array, /) -> Array:
+    del like  # NumPy has one device
+    return np.arange(stop)
+
+
+def astype(x: Array, dtype: Any, /) -> Array:
+    return x.astype(dtype, copy=False)
+
+
+def permute(x: Array, axes: tuple[int, ...], /) -> Array:
+    return x.transpose(axes)
+
+
+def reshape(x: Array, shape: tuple[int, ...], /) -> Array:
+    return x.reshape(shape)
+
+
+def repeat(x: Array, times: int, /, *, axis: int) -> Array:
+    return np.repeat(x, times, axis=axis)
+
+
+def where(condition: Array, x: Array | float, y: Array | float, /) -> Array:
+    return np.where(condition, x, y)
+
+
+def exp(x: Array, /) -> Array:
+    return np.exp(x)
+
+
+def isfinite(x: Array, /) -> Array:
+    return np.isfinite(x)
+
+
+def max(x: Array, /, *, axis: int) -> Array:
+    return np.max(x, axis=axis, keepdims=True)
+
+
+def sum(x: Array, /, *, axis: int) -> Array:
+    return np.sum(x, axis=axis, keepdims=True)
+
+
+def any(x: Array, /, *, axis: int) -> Array:
+    return np.any(x, axis=axis, keepdims=True)
+
+
+def device(x: Array, /) -> object:
+    del x
+    return "cpu"

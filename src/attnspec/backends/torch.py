@@ -1,0 +1,54 @@
+"""PyTorch; imported only once the user has imported it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def arange(stop: int, like: Tensor, /) -> Tensor:
+    return torch.arange(stop, device=like.device)
+
+
+def astype(x: Tensor, dtype: Any, /) -> Tensor:
+    return x.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+
+
+def permute(x: Tensor, axes: tuple[int, ...], /) -> Tensor:
+    return x.permute(axes)
+
+
+def reshape(x: Tensor, shape: tuple[int, ...], /) -> Tensor:
+    return x.reshape(shape)
+
+
+def repeat(x: Tensor, times: int, /, *, axis: int) -> Tensor:
+    return x.repeat_interleave(times, dim=axis)
+
+
+def where(condition: Tensor, x: Tensor | float, y: Tensor | float, /) -> Tensor:
+    return torch.where(condition, x, y)
+
+
+def exp(x: Tensor, /) -> Tensor:
+    return torch.exp(x)
+
+
+def isfinite(x: Tensor, /) -> Tensor:
+    return torch.isfinite(x)
+
+
+def max(x: Tensor, /, *, axis: int) -> Tensor:
+    return torch.amax(x, dim=axis, keepdim=True)
+
+
+def sum(x: Tensor, /, *, axis: int) -> Tensor:
+    return torch.sum(x, dim=axis, keepdim=True)
+
+
+def any(x: Tensor, /, *, axis: int) -> Tensor:
+    return torch.any(x, dim=axis, keepdim=True)
+
+
+def device(x: Tensor, /) -> object:
+    return x.device

@@ -1,0 +1,141 @@
+"""The judge of a call: jaxtyping and beartype decide; a refusal says who set what should have been."""
+
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxtyping import Shaped, jaxtyped
+
+from . import slips
+from .arrays import Outline, backend_of, dtype_name, library_of
+from .axes import alternatives, is_array
+from .errors import AttnspecError, BackendError, ConfigError, DtypeError, ShapeError
+from .signature import Conflict, Entry, Signature, Sizes
+
+_KINDS = {"Float": "floating-point", "Bool": "boolean (True: the query may attend to the key)"}
+
+
+def judge(signature: Signature, arguments: Mapping[str, Any], run: Callable[[], Any], /, *, derive: bool) -> tuple[Any, bool]:
+    """Run a function whose arguments fit its annotations, and see that its result fits too.
+
+    Args:
+        signature: what the annotations promise.
+        arguments: the arguments by name.
+        run: the function, or another in its place, with these arguments.
+        derive: whether the result for outlines follows from the annotations; else the function runs on them.
+
+    Returns:
+        The result, and whether the next call of this signature may skip the judge.
+
+    Raises:
+        AttnspecError: what is wrong, and who set what it should be.
+    """
+    entries, settled = signature.entries(arguments), signature.settled(arguments)
+    _agree(signature, entries)
+    if any(isinstance(entry.value, Outline) for entry in entries):
+        return _outline(signature, entries, settled, None if derive else run), False
+    with jaxtyped("context"):  # type: ignore[no-untyped-call]
+        _decide(signature, arguments, entries, settled)
+        result = run()
+        if is_array(hint := signature.hints.get("return")):
+            _require_array(signature, "its result", result)
+            kept = _keep_dtype(result, entries)
+            entry = signature.entry("its result", hint, kept)
+            _agree(signature, [*entries, entry])
+            _decide_arrays(signature, [*entries, entry], settled, [entry])
+            return kept, kept is result
+    return result, True
+
+
+def judge_fields(owner: Any, /) -> None:
+    """Judge the fields of a dataclass with array annotations."""
+    judge(Signature(type(owner)), vars(owner), lambda: None, derive=False)
+
+
+def _decide(signature: Signature, arguments: Mapping[str, Any], entries: Sequence[Entry], settled: Sizes) -> None:
+    from beartype.door import is_bearable  # loaded at first use
+
+    for name, hint in signature.options.items():
+        if name in arguments and not is_bearable(arguments[name], hint):
+            msg = f"{signature.name}: {name}={arguments[name]!r} must be {_readable(hint)}."
+            raise ConfigError(msg)
+    for axis, (size, _) in settled.items():
+        isinstance(Outline((size,)), Shaped[Any, f" {axis}"])  # binds the axis for the arrays that follow
+    _decide_arrays(signature, entries, settled, entries)
+
+
+def _decide_arrays(signature: Signature, entries: Sequence[Entry], settled: Sizes, judged: Sequence[Entry]) -> None:
+    from beartype.door import is_bearable
+
+    for entry in judged:
+        if not is_bearable(entry.value, entry.hint):
+            raise _refusal(signature, entries, settled, entry)
+
+
+def _refusal(signature: Signature, entries: Sequence[Entry], settled: Sizes, refused: Entry) -> AttnspecError:
+    try:
+        signature.bind(entries, settled)
+    except Conflict as conflict:
+        return ShapeError(f"{signature.name}: {conflict}.{slips.guess(signature, entries, settled, conflict)}")
+    return ShapeError(f"{signature.name}: {refused} is not ({refused.shape}).")
+
+
+def _outline(signature: Signature, entries: Sequence[Entry], settled: Sizes, run: Callable[[], Any] | None) -> Any:
+    """Judge a call on outlines, whose sizes may be symbols, without jaxtyping."""
+    try:
+        sizes = signature.bind(entries, settled)
+        hint = signature.hints.get("return")
+        if run is None:
+            shape = signature.entry("its result", hint, None).shape
+            dtype = "bool" if shape.kind == "Bool" else entries[0].value.dtype
+            return Outline(tuple((signature.size(axis, sizes) or (1, ""))[0] for axis in shape.axes), dtype)
+        result = run()
+        if is_array(hint):
+            signature.bind([signature.entry("its result", hint, result)], sizes)
+    except Conflict as conflict:
+        raise ShapeError(f"{signature.name}: {conflict}.") from None
+    return result
+
+
+def _agree(signature: Signature, entries: Sequence[Entry]) -> None:
+    """Refuse what is no array, and a mixture of libraries, devices or floating-point dtypes."""
+    floating = next((entry for entry in entries if entry.shape.kind == "Float"), None)
+    for entry in entries:
+        _require_array(signature, entry.label, entry.value)
+        _require_same(signature, entry, entries[0], "from", library_of, BackendError)
+        _require_same(signature, entry, entries[0], "on", _device_of, BackendError)
+        if not isinstance(entry.value, entry.hint.dtype[Any, "..."]):
+            msg = f"{entry.label} is {dtype_name(entry.value)}, but must be {_KINDS.get(entry.shape.kind, entry.shape.kind)}"
+            raise DtypeError(f"{signature.name}: {msg}.{slips.guess_kind(entry)}")
+        if floating and entry.shape.kind == "Float":
+            _require_same(signature, entry, floating, "of dtype", dtype_name, DtypeError)
+
+
+def _require_array(signature: Signature, label: str, value: Any) -> None:
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        msg = f"{label} is a {type(value).__name__}, but must be an array (of NumPy, PyTorch or another array-API library)"
+        raise BackendError(f"{signature.name}: {msg}.")
+
+
+def _require_same(
+    signature: Signature, entry: Entry, first: Entry, link: str, trait: Callable[[Any], object], error: type[AttnspecError]
+) -> None:
+    got, wanted = trait(entry.value), trait(first.value)
+    if got != wanted and None not in (got, wanted):  # None: not known, as the device of an array that JAX traces
+        msg = f"{entry.label} is {link} {got}, but {first.label} is {link} {wanted}; one call takes one"
+        raise error(f"{signature.name}: {msg}.")
+
+
+def _device_of(x: Any) -> object:
+    return None if isinstance(x, Outline) else backend_of(x).device(x)
+
+
+def _keep_dtype(result: Any, entries: Sequence[Entry]) -> Any:
+    """Undo the promotion of NumPy's bfloat16 (of ml_dtypes), which becomes float32 in a product or beside a number."""
+    narrow = next((e.value for e in entries if library_of(e.value) == "numpy" and dtype_name(e.value) == "bfloat16"), None)
+    return result if narrow is None or dtype_name(result) == "bool" else result.astype(narrow.dtype, copy=False)
+
+
+def _readable(hint: Any) -> str:
+    members = [member.__name__ if isinstance(member, type) else str(member).removeprefix("typing.") for member in alternatives(hint)]
+    return " or ".join([*members, *["None"] * (type(None) in typing.get_args(hint))])

@@ -1,0 +1,1 @@
+"""The specification: multi-head attention as a chain of short typed functions."""

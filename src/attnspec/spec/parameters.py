@@ -1,0 +1,179 @@
+"""The sizes of a layer, and its parameters: one independent set for each head."""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Generic, Self
+
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Float
+
+from ..arrays import A, B
+from ..axes import evaluate, shapes_of
+from ..errors import ConfigError
+from ..judge import judge_fields
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, init=False)
+class Heads:
+    """The sizes of multi-head attention: how one budget of width is split among the heads.
+
+    Attributes:
+        d_model: width of the residual stream, in and out.
+        h: how many query heads.
+        h_kv: how many key/value heads; each serves `h / h_kv` query heads.
+        d_k: width of one head's queries and keys.
+        d_v: width of one head's values.
+        d_key_in: width of the source of keys.
+        d_value_in: width of the source of values.
+    """
+
+    d_model: int
+    h: int
+    h_kv: int
+    d_k: int
+    d_v: int
+    d_key_in: int
+    d_value_in: int
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        h: int,
+        h_kv: int | None = None,
+        d_k: int | None = None,
+        d_v: int | None = None,
+        d_key_in: int | None = None,
+        d_value_in: int | None = None,
+    ) -> None:
+        """Settle the sizes.
+
+        Args:
+            d_model: width of the residual stream.
+            h: how many query heads.
+            h_kv: how many key/value heads; None for `h`.
+            d_k: width of one head's queries and keys; None for `d_model / h`.
+            d_v: width of one head's values; None for `d_k`.
+            d_key_in: width of the source of keys; None for `d_model`.
+            d_value_in: width of the source of values; None for `d_key_in`.
+
+        Raises:
+            ConfigError: a size is not a positive whole number, `h` does not divide `d_model` though `d_k` is not
+                given, or `h_kv` does not divide `h`.
+        """
+        self._set(d_model=d_model, h=h)
+        self._set(h_kv=self.h if h_kv is None else h_kv)
+        if self.h % self.h_kv:
+            raise ConfigError(f"Heads: h_kv={self.h_kv} does not divide h={self.h}; {_near_divisors(self.h, self.h_kv, 'h_kv')} would.")
+        if d_k is None and self.d_model % self.h:
+            would = _near_divisors(self.d_model, self.h, "h")
+            raise ConfigError(f"Heads: h={self.h} does not divide d_model={self.d_model}; {would} would, or give d_k.")
+        self._set(d_k=self.d_model // self.h if d_k is None else d_k)
+        self._set(d_v=self.d_k if d_v is None else d_v, d_key_in=self.d_model if d_key_in is None else d_key_in)
+        self._set(d_value_in=self.d_key_in if d_value_in is None else d_value_in)
+
+    def _set(self, **sizes: Any) -> None:
+        for name, size in sizes.items():
+            if isinstance(size, bool) or not hasattr(size, "__index__") or operator.index(size) < 1:
+                raise ConfigError(f"Heads: {name}={size!r} must be a positive whole number.")
+            object.__setattr__(self, name, operator.index(size))
+
+    def merged(self) -> Self:
+        """One head of the full width, `h * d_k`, with the same budget of parameters."""
+        sizes = {"d_k": self.h * self.d_k, "d_v": self.h * self.d_v}
+        return type(self)(d_model=self.d_model, h=1, d_key_in=self.d_key_in, d_value_in=self.d_value_in, **sizes)
+
+
+def _near_divisors(whole: int, wanted: int, name: str) -> str:
+    """Name the divisors of `whole` next to `wanted`, below and above."""
+    divisors = [size for size in range(1, whole + 1) if whole % size == 0]
+    below = [size for size in divisors if size < wanted][-1:]
+    return " and ".join(f"{name}={size}" for size in below + [size for size in divisors if size > wanted][:1])
+
+
+@dataclass(frozen=True, eq=False)
+class Parameters(Generic[A]):
+    """The parameters of multi-head attention, kept for each head, of one array library; checked when built.
+
+    Attributes:
+        w_q: projects the input to queries.
+        w_k: projects the context to keys.
+        w_v: projects the context to values.
+        w_o: mixes what the heads found.
+        b_q: bias of the queries; None for none.
+        b_k: bias of the keys; None for none.
+        b_v: bias of the values; None for none.
+        b_o: bias of the output; None for none.
+    """
+
+    w_q: Float[A, "h d_model d_k"]
+    w_k: Float[A, "h_kv d_key_in d_k"]
+    w_v: Float[A, "h_kv d_value_in d_v"]
+    w_o: Float[A, "h*d_v d_model"]
+    b_q: Float[A, "h d_k"] | None = None
+    b_k: Float[A, "h_kv d_k"] | None = None
+    b_v: Float[A, "h_kv d_v"] | None = None
+    b_o: Float[A, " d_model"] | None = None
+
+    def __post_init__(self) -> None:
+        judge_fields(self)
+
+    @property
+    def heads(self) -> Heads:
+        """The sizes that these arrays have."""
+        (h, d_model, d_k), (h_kv, d_key_in, _), (_, d_value_in, d_v) = self.w_q.shape, self.w_k.shape, self.w_v.shape
+        return Heads(d_model=d_model, h=h, h_kv=h_kv, d_k=d_k, d_v=d_v, d_key_in=d_key_in, d_value_in=d_value_in)
+
+    @classmethod
+    def random(
+        cls, heads: Heads, /, *, seed: int = 0, bias: bool = True, dtype: npt.DTypeLike = np.float64
+    ) -> "Parameters[npt.NDArray[Any]]":
+        """Draw parameters: independent normal numbers of variance 1 / (width of the input of that projection).
+
+        So an input of variance 1 gives queries, keys and values of variance about 1 and scaled scores of spread
+        about 1.
+
+        Args:
+            heads: the sizes.
+            seed: which draw.
+            bias: whether there are biases, of the same variance as the weights beside them.
+            dtype: the dtype of the arrays.
+
+        Returns:
+            The parameters, as NumPy arrays.
+        """
+        rng = np.random.default_rng(seed)
+        shapes = {name: tuple(evaluate(axis.text, vars(heads)) for axis in shape.axes) for name, (shape,) in shapes_of(cls).items()}
+        spread = {name: shapes["w" + name[1:]][-2] ** -0.5 for name in shapes if bias or name.startswith("w")}
+        return Parameters(**{name: rng.normal(0, spread[name], shapes[name]).astype(dtype) for name in spread})
+
+    def map(self, function: Callable[[A], B], /) -> "Parameters[B]":
+        """Apply a function to every array: `parameters.map(jax.numpy.asarray)`.
+
+        Args:
+            function: what to do with each array.
+
+        Returns:
+            The parameters that come of it, checked again.
+        """
+        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Parameters(**{name: function(array) for name, array in arrays.items() if array is not None})
+
+    def to_torch(self, *, dtype: "torch.dtype | None" = None, device: "torch.device | str | None" = None) -> "Parameters[torch.Tensor]":
+        """Copy the parameters to PyTorch.
+
+        Args:
+            dtype: the dtype of the tensors; None for that of the arrays.
+            device: where the tensors lie; None for PyTorch's default.
+
+        Returns:
+            The parameters, as tensors.
+        """
+        import torch
+
+        return self.map(lambda array: torch.tensor(np.asarray(array), dtype=dtype, device=device))
