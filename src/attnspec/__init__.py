@@ -2,6 +2,7 @@
 
 from importlib.metadata import version as _version
 
+from .bookkeeping.ledger import ledger as ledger
 from .errors import AttnspecError as AttnspecError
 from .errors import BackendError as BackendError
 from .errors import ConfigError as ConfigError

@@ -118,7 +118,7 @@ def evaluate(expression: str, sizes: Mapping[str, Any], /) -> Any:
 
     Args:
         expression: a size, a name or arithmetic on them, as annotations write it: `h*d_v`.
-        sizes: the size of each name; an expression that occurs here as a whole has the size given.
+        sizes: the size of each name. It may hold an expression instead, `h*d_v`, which then stands in brackets.
 
     Returns:
         The size: a whole number, or a symbol where the sizes are symbols.
@@ -128,10 +128,14 @@ def evaluate(expression: str, sizes: Mapping[str, Any], /) -> Any:
     """
     if expression in sizes:
         return sizes[expression]
+    names = {name: size for name, size in sizes.items() if name.isidentifier()}
+    for text in sizes.keys() - names.keys():  # an expression that counts as one name
+        names[stand_in := f"size{len(names)}"] = sizes[text]
+        expression = expression.replace(f"({text})", stand_in)
     try:
-        return eval(expression, {}, dict(sizes))  # noqa: S307  # the text of an annotation is code already
+        return eval(expression, {}, names)  # noqa: S307  # the text of an annotation is code already
     except NameError as error:
-        msg = f"{expression} cannot be worked out: {error.name} has no size among {', '.join(sizes) or 'none'}"
+        msg = f"{expression} cannot be worked out: {error.name} is not among {', '.join(sizes) or 'no sizes'}"
         raise ConfigError(msg) from None
 
 

@@ -34,7 +34,7 @@ def judge(signature: Signature, arguments: Mapping[str, Any], run: Callable[[], 
     _agree(signature, entries)
     if any(isinstance(entry.value, Outline) for entry in entries):
         return _outline(signature, entries, settled, None if derive else run), False
-    with jaxtyped("context"):  # type: ignore[no-untyped-call]
+    with jaxtyped("context"):
         _decide(signature, arguments, entries, settled)
         result = run()
         if is_array(hint := signature.hints.get("return")):
@@ -60,7 +60,7 @@ def _decide(signature: Signature, arguments: Mapping[str, Any], entries: Sequenc
             msg = f"{signature.name}: {name}={arguments[name]!r} must be {_readable(hint)}."
             raise ConfigError(msg)
     for axis, (size, _) in settled.items():
-        isinstance(Outline((size,)), Shaped[Any, f" {axis}"])  # binds the axis for the arrays that follow
+        is_bearable(Outline((size,)), Shaped[Any, f" {axis}"])  # type: ignore[arg-type]  # binds the axis for the arrays that follow
     _decide_arrays(signature, entries, settled, entries)
 
 
@@ -102,13 +102,13 @@ def _agree(signature: Signature, entries: Sequence[Entry]) -> None:
     floating = next((entry for entry in entries if entry.shape.kind == "Float"), None)
     for entry in entries:
         _require_array(signature, entry.label, entry.value)
-        _require_same(signature, entry, entries[0], "from", library_of, BackendError)
-        _require_same(signature, entry, entries[0], "on", _device_of, BackendError)
+        if clash := _clash(entry, entries[0], "from", library_of) or _clash(entry, entries[0], "on", _device_of):
+            raise BackendError(f"{signature.name}: {clash}.")
         if not isinstance(entry.value, entry.hint.dtype[Any, "..."]):
             msg = f"{entry.label} is {dtype_name(entry.value)}, but must be {_KINDS.get(entry.shape.kind, entry.shape.kind)}"
             raise DtypeError(f"{signature.name}: {msg}.{slips.guess_kind(entry)}")
-        if floating and entry.shape.kind == "Float":
-            _require_same(signature, entry, floating, "of dtype", dtype_name, DtypeError)
+        if floating and entry.shape.kind == "Float" and (clash := _clash(entry, floating, "of dtype", dtype_name)):
+            raise DtypeError(f"{signature.name}: {clash}.")
 
 
 def _require_array(signature: Signature, label: str, value: Any) -> None:
@@ -117,13 +117,11 @@ def _require_array(signature: Signature, label: str, value: Any) -> None:
         raise BackendError(f"{signature.name}: {msg}.")
 
 
-def _require_same(
-    signature: Signature, entry: Entry, first: Entry, link: str, trait: Callable[[Any], object], error: type[AttnspecError]
-) -> None:
+def _clash(entry: Entry, first: Entry, link: str, trait: Callable[[Any], object]) -> str:
     got, wanted = trait(entry.value), trait(first.value)
-    if got != wanted and None not in (got, wanted):  # None: not known, as the device of an array that JAX traces
-        msg = f"{entry.label} is {link} {got}, but {first.label} is {link} {wanted}; one call takes one"
-        raise error(f"{signature.name}: {msg}.")
+    if got == wanted or None in (got, wanted):  # None: not known, as the device of an array that JAX traces
+        return ""
+    return f"{entry.label} is {link} {got}, but {first.label} is {link} {wanted}; one call takes one"
 
 
 def _device_of(x: Any) -> object:

@@ -1,7 +1,6 @@
 """Guesses at the usual slips: which small repair of one array would make the call fit?"""
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -64,9 +63,11 @@ def _repairs(entry: Entry, sizes: dict[str, int]) -> Iterator[tuple[tuple[int, .
     if missing == 0:
         for i, j in itertools.combinations(range(len(got)), 2):
             yield _swap(got, i, j), f"{entry.label} {_exchanged({_kind(names[i]), _kind(names[j])}, names[i], names[j])}"
-    if missing == 1 and len(names) == 4 and got[-1] == sizes.get(names[1], 0) * sizes.get(names[3], 0):
-        shape = (got[0], sizes[names[1]], got[1], sizes[names[3]])
-        yield shape, f"the heads of {entry.label} are not split yet: its last axis, {got[-1]}, is {names[1]}*{names[3]}"
+    if missing == 1 and names[1:2] != names[-1:]:
+        head, width = names[1], names[-1]
+        if got[-1] == sizes.get(head, 0) * sizes.get(width, 0):
+            sentence = f"the heads of {entry.label} are not split yet: its last axis, {got[-1]}, is {head}*{width}"
+            yield (got[0], sizes[head], *got[1:-1], sizes[width]), sentence
     optional = [place for place, axis in enumerate(entry.shape.axes) if axis.broadcast or axis.text == "batch"]
     for places in itertools.combinations(optional, missing) if missing > 0 else ():
         rest = iter(got)
@@ -87,9 +88,9 @@ def _kind(name: str) -> str:
 
 def _exchange(entry: Entry, kinds: set[str]) -> Entry:
     """Exchange the axes of these kinds in an array that has both."""
-    places = [place for place, axis in enumerate(entry.shape.axes) if _kind(axis.text) in kinds]
     shape = tuple(entry.value.shape)
-    return replace(entry, value=Outline(_swap(shape, *places))) if len(places) == 2 and places[1] < len(shape) else entry
+    places = [place for place, axis in enumerate(entry.shape.axes[: len(shape)]) if _kind(axis.text) in kinds]
+    return replace(entry, value=Outline(_swap(shape, *places))) if len(places) == len(kinds) else entry
 
 
 def _exchanged(kinds: set[str], first: str = "", second: str = "") -> str:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
-from .axes import shape_of
+from .axes import Shape, evaluate, shape_of
 from .errors import ConfigError
 from .judge import judge
 from .signature import Signature
@@ -56,11 +56,27 @@ class Call:
     result: Any
 
     @property
+    def shapes(self) -> dict[str, Shape]:
+        """The annotated shape of each array argument, and of the result under `return`."""
+        given = {entry.label: entry.shape for entry in self.step.signature.entries(self.arguments)}
+        return {**given, "return": shape_of(self.step.signature.hints["return"])}
+
+    @property
     def axes(self) -> dict[str, tuple[str, ...]]:
         """The names of the axes of each array argument, and of the result under `return`."""
-        given = {entry.label: entry.shape for entry in self.step.signature.entries(self.arguments)}
-        shapes = {**given, "return": shape_of(self.step.signature.hints["return"])}
-        return {label: tuple(axis.text for axis in shape.axes) for label, shape in shapes.items()}
+        return {label: tuple(axis.text for axis in shape.axes) for label, shape in self.shapes.items()}
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The size of each axis of the arguments."""
+        signature = self.step.signature
+        bound = signature.bind(signature.entries(self.arguments), signature.settled(self.arguments))
+        return {name: size for name, (size, _) in bound.items()}
+
+    @property
+    def multiply_adds(self) -> Any:
+        """The multiply-adds of its matrix products, at these sizes."""
+        return evaluate(self.step.multiply_adds, self.sizes)
 
 
 class Trace(Mapping[str, Call]):

@@ -26,7 +26,7 @@ def concatenate(blended: Float[A, "batch h seq_q d_v"], /) -> Float[A, "batch se
     return xp.reshape(xp.permute(blended, (0, 2, 1, 3)), (batch, seq_q, h * d_v))
 
 
-@step("fan in", equation=r"Y = Z W^O + b^O", multiply_adds="batch*seq_q*h*d_v*d_model")
+@step("fan in", equation=r"Y = Z W^O + b^O", multiply_adds="batch*seq_q*(h*d_v)*d_model")
 def mix(
     concatenated: Float[A, "batch seq_q h*d_v"], w_o: Float[A, "h*d_v d_model"], b_o: Float[A, " d_model"] | None = None, /
 ) -> Float[A, "batch seq_q d_model"]:

@@ -1,0 +1,79 @@
+"""The ledger as a table in the terminal."""
+
+from rich import box
+from rich.table import Table
+
+from ..spec.parameters import Heads
+from .ledger import Cell, Ledger
+
+
+def table(ledger: Ledger, /, *, title: str | None = None) -> Table:
+    """Lay the ledger out: what each step takes, and under it what it gives and what that costs.
+
+    Args:
+        ledger: the books.
+        title: a line above the table.
+
+    Returns:
+        A table for a rich console.
+    """
+    view = _plain_table(title)
+    view.add_column("array, step", no_wrap=True)
+    view.add_column("axes", style="cyan")
+    for number in ("params", "mult-adds", "bytes"):
+        view.add_column(number, justify="right", no_wrap=True)
+    stage = ""
+    for line in ledger.lines:
+        if line.stage != stage:
+            view.add_section()
+            view.add_row(f"[bold]{(stage := line.stage)}[/bold]")
+        for name, cell in line.arguments.items():
+            view.add_row(f"  {name}", _sizes(cell), style="dim")
+        numbers = (_count(line.parameters), _count(line.multiply_adds), _bytes(line.bytes))
+        view.add_row(f" [bold]{line.step}[/bold]", _sizes(line.result), *numbers)
+    return view
+
+
+def _plain_table(title: str | None) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def _sizes(cell: Cell) -> str:
+    return " ".join(axis if axis == str(size) else f"{axis}={size}" for axis, size in zip(cell.axes, cell.shape, strict=True))
+
+
+def _count(number: int) -> str:
+    """Write a number in three digits and a prefix; nothing for 0."""
+    return _scaled(number, 1000, ["", " k", " M", " G", " T", " P", " E"]) if number else ""
+
+
+def _bytes(number: int) -> str:
+    return _scaled(number, 1024, [" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"])
+
+
+def _scaled(number: float, unit: int, suffixes: list[str]) -> str:
+    power = 0
+    while number >= unit and power < len(suffixes) - 1:
+        number, power = number / unit, power + 1
+    return f"{number:.3g}{suffixes[power]}" if power and number < 999.5 else f"{number:.0f}{suffixes[power]}"  # noqa: PLR2004
+
+
+def compared(heads: Heads, many: Ledger, one: Ledger, /) -> Table:
+    """Set the totals beside those of one head that has the whole width.
+
+    Args:
+        heads: the sizes of the layer.
+        many: its books.
+        one: the books of one full-width head.
+
+    Returns:
+        A table for a rich console.
+    """
+    view = _plain_table("The same budget, spent once or many times")
+    view.add_column("total")
+    view.add_column(f"{heads.h} heads of width {heads.d_k}", justify="right")
+    view.add_column(f"1 head of width {heads.h * heads.d_k}", justify="right")
+    view.add_column("ratio", justify="right")
+    for (name, split), whole in zip(many.totals().items(), one.totals().values(), strict=True):
+        view.add_row(name.replace("_", "-"), f"{split:,}", f"{whole:,}", f"{split / whole:.3f}")
+    return view
