@@ -177,6 +177,11 @@ def alternatives(hint: Any, /) -> tuple[Any, ...]:
     return (hint,)
 
 
+def is_optional(hint: Any, /) -> bool:
+    """Tell whether a type hint allows `None`."""
+    return type(None) in typing.get_args(hint)
+
+
 def leaves(path: str, hint: Any, /) -> Iterator[tuple[str, Any]]:
     """Walk through a type hint, into unions, tuples and the fields of dataclasses, to the hints that hold no others."""
     for member in alternatives(hint):

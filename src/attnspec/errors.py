@@ -45,5 +45,5 @@ class ConfigError(AttnspecError, ValueError):
     >>> attnspec.Heads(d_model=512, h=7)
     Traceback (most recent call last):
         ...
-    attnspec.errors.ConfigError: Heads: h=7 does not divide d_model=512, so d_k has no default; h=4 and h=8 would, or give d_k.
+    attnspec.errors.ConfigError: Heads: h=7 does not divide d_model=512; h=4 and h=8 would, or give d_k.
     """

@@ -8,7 +8,7 @@ from jaxtyping import Shaped, jaxtyped
 
 from . import slips
 from .arrays import Outline, backend_of, dtype_name, library_of
-from .axes import alternatives, is_array
+from .axes import alternatives, is_array, is_optional
 from .errors import AttnspecError, BackendError, ConfigError, DtypeError, ShapeError
 from .signature import Conflict, Entry, Signature, Sizes
 
@@ -30,6 +30,7 @@ def judge(signature: Signature, arguments: Mapping[str, Any], run: Callable[[], 
     Raises:
         AttnspecError: what is wrong, and who set what it should be.
     """
+    _require_given(signature, arguments)
     entries, settled = signature.entries(arguments), signature.settled(arguments)
     _agree(signature, entries)
     if any(isinstance(entry.value, Outline) for entry in entries):
@@ -50,6 +51,18 @@ def judge(signature: Signature, arguments: Mapping[str, Any], run: Callable[[], 
 def judge_fields(owner: Any, /) -> None:
     """Judge the fields of a dataclass with array annotations."""
     judge(Signature(type(owner)), vars(owner), lambda: None, derive=False)
+
+
+def _require_given(signature: Signature, arguments: Mapping[str, Any]) -> None:
+    """Refuse None for what cannot be left out, and what is no such dataclass."""
+    for name, hint in signature.hints.items():
+        if name not in arguments or name in signature.options or (arguments[name] is None and is_optional(hint)):
+            continue
+        (kind,) = alternatives(hint)
+        if is_array(kind):
+            _require_array(signature, name, arguments[name])
+        elif not isinstance(arguments[name], typing.get_origin(kind) or kind):
+            raise ConfigError(f"{signature.name}: {name}={arguments[name]!r} must be {_readable(hint)}.")
 
 
 def _decide(signature: Signature, arguments: Mapping[str, Any], entries: Sequence[Entry], settled: Sizes) -> None:
@@ -113,7 +126,8 @@ def _agree(signature: Signature, entries: Sequence[Entry]) -> None:
 
 def _require_array(signature: Signature, label: str, value: Any) -> None:
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
-        msg = f"{label} is a {type(value).__name__}, but must be an array (of NumPy, PyTorch or another array-API library)"
+        got = "None" if value is None else f"a {type(value).__name__}"
+        msg = f"{label} is {got}, but must be an array (of NumPy, PyTorch or another array-API library)"
         raise BackendError(f"{signature.name}: {msg}.")
 
 
@@ -135,5 +149,8 @@ def _keep_dtype(result: Any, entries: Sequence[Entry]) -> Any:
 
 
 def _readable(hint: Any) -> str:
-    members = [member.__name__ if isinstance(member, type) else str(member).removeprefix("typing.") for member in alternatives(hint)]
-    return " or ".join([*members, *["None"] * (type(None) in typing.get_args(hint))])
+    words: list[str] = []
+    for member in alternatives(hint):
+        origin = typing.get_origin(member)
+        words += map(repr, typing.get_args(member)) if origin is typing.Literal else [(origin or member).__name__]
+    return " or ".join([*words, *["None"] * is_optional(hint)])

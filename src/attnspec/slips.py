@@ -64,10 +64,10 @@ def _repairs(entry: Entry, sizes: dict[str, int]) -> Iterator[tuple[tuple[int, .
         for i, j in itertools.combinations(range(len(got)), 2):
             yield _swap(got, i, j), f"{entry.label} {_exchanged({_kind(names[i]), _kind(names[j])}, names[i], names[j])}"
     if missing == 1 and names[1:2] != names[-1:]:
-        head, width = names[1], names[-1]
-        if got[-1] == sizes.get(head, 0) * sizes.get(width, 0):
-            sentence = f"the heads of {entry.label} are not split yet: its last axis, {got[-1]}, is {head}*{width}"
-            yield (got[0], sizes[head], *got[1:-1], sizes[width]), sentence
+        head, wide = sizes.get(names[1], 0), got[-1]
+        if head and wide == head * sizes.get(names[-1], wide // head):
+            sentence = f"the heads of {entry.label} are not split yet: its last axis, {wide}, is {names[1]}*{names[-1]}"
+            yield (got[0], head, *got[1:-1], wide // head), sentence
     optional = [place for place, axis in enumerate(entry.shape.axes) if axis.broadcast or axis.text == "batch"]
     for places in itertools.combinations(optional, missing) if missing > 0 else ():
         rest = iter(got)

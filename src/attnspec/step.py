@@ -243,7 +243,7 @@ def substitute(**functions: Callable[..., Any]) -> Iterator[None]:
     """
     for name, function in functions.items():
         if name not in _steps:
-            msg = f"substitute: there is no step {name!r}; the steps are {', '.join(_steps)}."
+            msg = f"substitute: there is no step {name!r}; the steps are {', '.join(sorted(_steps))}."
             raise ConfigError(msg)
         if not callable(function):
             msg = f"substitute: {name}={function!r} must be a function."
