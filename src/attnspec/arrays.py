@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,18 @@ else:  # when running: any array-API library; the judge refuses a mixture
     B = TypeVar("B")
 
 
+Precision = Literal["float32", "float64"]
+"""A dtype to compute in before the result returns to the dtype of the arguments."""
+
+
 class Backend(Protocol[A]):
     """What the specification needs from an array library, beyond the operators of its arrays."""
 
     def arange(self, stop: int, like: A, /) -> A:
         """Count 0, 1, ... in whole numbers, on the device of `like`."""
+
+    def uniform(self, like: A, generator: Any, /) -> A:
+        """Draw a number from [0, 1) for each element of `like`; `generator` may also be a function of the shape."""
 
     def astype(self, x: A, dtype: Any, /) -> A:
         """Convert to a dtype, given as the library's own or by its standard name."""
@@ -37,11 +44,29 @@ class Backend(Protocol[A]):
     def repeat(self, x: A, times: int, /, *, axis: int) -> A:
         """Repeat each element `times` times in a row: a a b b."""
 
+    def concat(self, arrays: tuple[A, ...], /, *, axis: int) -> A:
+        """Join arrays along an axis."""
+
+    def take(self, x: A, indices: A, /, *, axis: int) -> A:
+        """Pick elements along an axis, by one row of whole numbers."""
+
     def where(self, condition: A, x: A | float, y: A | float, /) -> A:
         """Take from `x` where the condition holds, else from `y`."""
 
     def exp(self, x: A, /) -> A:
         """Raise e to each element."""
+
+    def log(self, x: A, /) -> A:
+        """Take the natural logarithm of each element."""
+
+    def tanh(self, x: A, /) -> A:
+        """Take the hyperbolic tangent of each element."""
+
+    def cos(self, x: A, /) -> A:
+        """Take the cosine of each element."""
+
+    def sin(self, x: A, /) -> A:
+        """Take the sine of each element."""
 
     def isfinite(self, x: A, /) -> A:
         """Tell where an element is neither infinite nor NaN."""
@@ -54,6 +79,9 @@ class Backend(Protocol[A]):
 
     def any(self, x: A, /, *, axis: int) -> A:
         """Tell whether any element along an axis holds; the axis stays with size 1."""
+
+    def maximum(self, x: A, y: A, /) -> A:
+        """Take the larger of two elements."""
 
     def device(self, x: A, /) -> object:
         """Tell where the array lies."""
@@ -97,6 +125,14 @@ def backend_of(x: A, /) -> Backend[A]:
         msg = f"a {type(x).__name__} is not an array of NumPy, PyTorch or another array-API library"
         raise BackendError(msg)
     return cast("Backend[A]", array_api)
+
+
+def product(x: A, y: A, /, *, precision: Precision | None) -> A:
+    """Multiply matrices, in a wider dtype if one is given, and return to the dtype of `x`."""
+    if precision is None:
+        return x @ y  # type: ignore[no-any-return, unused-ignore]
+    xp = backend_of(x)
+    return xp.astype(xp.astype(x, precision) @ xp.astype(y, precision), x.dtype)
 
 
 def dtype_name(x: Any, /) -> str:

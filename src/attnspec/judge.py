@@ -8,11 +8,13 @@ from jaxtyping import Shaped, jaxtyped
 
 from . import slips
 from .arrays import Outline, backend_of, dtype_name, library_of
-from .axes import alternatives, is_array, is_optional
+from .axes import alternatives, is_array, is_optional, shape_of
 from .errors import AttnspecError, BackendError, ConfigError, DtypeError, ShapeError
 from .signature import Conflict, Entry, Signature, Sizes
 
-_KINDS = {"Float": "floating-point", "Bool": "boolean (True: the query may attend to the key)"}
+_KINDS = {"Float": "floating-point", "Bool": "boolean (True: the query may attend to the key)", "Int": "whole numbers"}
+DTYPES = {"Bool": "bool", "Int": "int64"}
+"""The dtype of an outline, where its kind of number has just one."""
 
 
 def judge(signature: Signature, arguments: Mapping[str, Any], run: Callable[[], Any], /, *, derive: bool) -> tuple[Any, bool]:
@@ -40,7 +42,7 @@ def judge(signature: Signature, arguments: Mapping[str, Any], run: Callable[[], 
         result = run()
         if is_array(hint := signature.hints.get("return")):
             _require_array(signature, "its result", result)
-            kept = _keep_dtype(result, entries)
+            kept = _keep_dtype(result, entries) if shape_of(hint).kind == "Float" else result
             entry = signature.entry("its result", hint, kept)
             _agree(signature, [*entries, entry])
             _decide_arrays(signature, [*entries, entry], settled, [entry])
@@ -48,21 +50,16 @@ def judge(signature: Signature, arguments: Mapping[str, Any], run: Callable[[], 
     return result, True
 
 
-def judge_fields(owner: Any, /) -> None:
-    """Judge the fields of a dataclass with array annotations."""
-    judge(Signature(type(owner)), vars(owner), lambda: None, derive=False)
-
-
 def _require_given(signature: Signature, arguments: Mapping[str, Any]) -> None:
-    """Refuse None for what cannot be left out, and what is no such dataclass."""
+    """Refuse None for what cannot be left out, and what is neither an array nor such an object."""
     for name, hint in signature.hints.items():
         if name not in arguments or name in signature.options or (arguments[name] is None and is_optional(hint)):
             continue
-        (kind,) = alternatives(hint)
-        if is_array(kind):
-            _require_array(signature, name, arguments[name])
-        elif not isinstance(arguments[name], typing.get_origin(kind) or kind):
-            raise ConfigError(f"{signature.name}: {name}={arguments[name]!r} must be {_readable(hint)}.")
+        value, kinds = arguments[name], [typing.get_origin(kind) or kind for kind in alternatives(hint)]
+        if all(map(is_array, kinds)):
+            _require_array(signature, name, value)
+        elif not any(_is_array_like(value) if is_array(kind) else isinstance(value, kind) for kind in kinds):
+            raise ConfigError(f"{signature.name}: {name}={value!r} must be {_readable(hint)}.")
 
 
 def _decide(signature: Signature, arguments: Mapping[str, Any], entries: Sequence[Entry], settled: Sizes) -> None:
@@ -100,7 +97,7 @@ def _outline(signature: Signature, entries: Sequence[Entry], settled: Sizes, run
         hint = signature.hints.get("return")
         if run is None:
             shape = signature.entry("its result", hint, None).shape
-            dtype = "bool" if shape.kind == "Bool" else entries[0].value.dtype
+            dtype = DTYPES.get(shape.kind) or next(entry.value.dtype for entry in entries if entry.shape.kind == shape.kind)
             return Outline(tuple((signature.size(axis, sizes) or (1, ""))[0] for axis in shape.axes), dtype)
         result = run()
         if is_array(hint):
@@ -125,10 +122,14 @@ def _agree(signature: Signature, entries: Sequence[Entry]) -> None:
 
 
 def _require_array(signature: Signature, label: str, value: Any) -> None:
-    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+    if not _is_array_like(value):
         got = "None" if value is None else f"a {type(value).__name__}"
         msg = f"{label} is {got}, but must be an array (of NumPy, PyTorch or another array-API library)"
         raise BackendError(f"{signature.name}: {msg}.")
+
+
+def _is_array_like(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def _clash(entry: Entry, first: Entry, link: str, trait: Callable[[Any], object]) -> str:
@@ -145,12 +146,15 @@ def _device_of(x: Any) -> object:
 def _keep_dtype(result: Any, entries: Sequence[Entry]) -> Any:
     """Undo the promotion of NumPy's bfloat16 (of ml_dtypes), which becomes float32 in a product or beside a number."""
     narrow = next((e.value for e in entries if library_of(e.value) == "numpy" and dtype_name(e.value) == "bfloat16"), None)
-    return result if narrow is None or dtype_name(result) == "bool" else result.astype(narrow.dtype, copy=False)
+    return result if narrow is None else result.astype(narrow.dtype, copy=False)
 
 
 def _readable(hint: Any) -> str:
     words: list[str] = []
     for member in alternatives(hint):
         origin = typing.get_origin(member)
-        words += map(repr, typing.get_args(member)) if origin is typing.Literal else [(origin or member).__name__]
+        if origin is typing.Literal:
+            words += map(repr, typing.get_args(member))
+        else:
+            words.append(f"an array ({shape_of(member)})" if is_array(member) else (origin or member).__name__)
     return " or ".join([*words, *["None"] * is_optional(hint)])

@@ -39,7 +39,9 @@ class Field:
     def of(self, arguments: Mapping[str, Any], /) -> Any:
         """Look up what was given here; None if nothing was."""
         value = arguments.get(self.argument)
-        return value if value is None or self.argument == self.path else getattr(value, self.name)
+        for name in self.path.split(".")[1:]:
+            value = None if value is None else getattr(value, name)
+        return value
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class Signature:
 
     @cached_property
     def _fields(self) -> list[Field]:
-        return [Field(*leaf) for name, hint in self.hints.items() if name != "return" for leaf in leaves(name, hint)]
+        found = (Field(*leaf) for name, hint in self.hints.items() if name != "return" for leaf in leaves(name, hint))
+        return [field for field in found if "[" not in field.path]  # what a tuple holds is not checked
 
     @cached_property
     def arrays(self) -> list[Field]:
@@ -130,7 +133,7 @@ class Signature:
     def entries(self, arguments: Mapping[str, Any], /) -> list[Entry]:
         """Pick the arrays out of the arguments, in the order in which they set sizes."""
         given = ((field, field.of(arguments)) for field in self.arrays)
-        return [self.entry(field.path, field.hint, value) for field, value in given if value is not None]
+        return [self.entry(field.path, field.hint, value) for field, value in given if hasattr(value, "shape")]
 
     def entry(self, label: str, hint: Any, value: Any, /) -> Entry:
         """Put an array beside its annotation, in which an expression that nothing sets is written as one name."""
@@ -143,7 +146,7 @@ class Signature:
     def settled(self, arguments: Mapping[str, Any], /) -> Sizes:
         """Pick the sizes that settings fix out of the arguments."""
         given = ((field, field.of(arguments)) for field in self.settings)
-        return {field.name: (size, field.path) for field, size in given if size is not None}
+        return {field.name: (size, field.path) for field, size in given if size is not None and not hasattr(size, "shape")}
 
     def bind(self, entries: Iterable[Entry], settled: Sizes, /) -> Sizes:
         """Give each axis the size of the first array that has it.

@@ -157,6 +157,21 @@ def checked(function: Callable[P, R], /) -> Callable[P, R]:
     return _check(function, signature, perform, derive=False)
 
 
+def check_fields(owner: Any, /) -> None:
+    """Check the fields of a dataclass against their annotations; to be called when it is built."""
+    if _is_compiling():
+        return
+    signature, known = _fields_of(type(owner))  # type: ignore[arg-type]  # mypy does not know that types are hashable
+    key = _key((), vars(owner))
+    if not _is_known(key, known) and judge(signature, vars(owner), lambda: None, derive=False)[1]:
+        _remember(key, known)
+
+
+@functools.cache
+def _fields_of(kind: type) -> tuple[Signature, dict[Any, None]]:
+    return Signature(kind), {}
+
+
 def _check(
     function: Callable[P, R], signature: Signature, perform: Callable[[_Seam, tuple[Any, ...], dict[str, Any]], Any], *, derive: bool
 ) -> Callable[P, R]:
@@ -188,6 +203,8 @@ def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
             key += (type(value), shape, value.dtype, getattr(value, "device", None))
         elif hasattr(value, "__dataclass_fields__"):
             key += (type(value), _key((), vars(value)))
+        elif isinstance(value, tuple):
+            key += (type(value), _key(value, {}))
         else:
             key += (type(value), None if isinstance(value, float) else value)
     return tuple(key)

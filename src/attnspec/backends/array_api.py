@@ -15,6 +15,10 @@ def arange(stop: int, like: Any, /) -> Any:
     return array_namespace(like).arange(stop, device=device_of(like))
 
 
+def uniform(like: Any, generator: Any, /) -> Any:
+    return generator(like.shape) if callable(generator) else array_namespace(like).asarray(generator.random(like.shape))
+
+
 def astype(x: Any, dtype: Any, /) -> Any:
     xp = array_namespace(x)
     return xp.astype(x, getattr(xp, dtype) if isinstance(dtype, str) else dtype, copy=False)
@@ -32,12 +36,36 @@ def repeat(x: Any, times: int, /, *, axis: int) -> Any:
     return array_namespace(x).repeat(x, times, axis=axis)
 
 
+def concat(arrays: tuple[Any, ...], /, *, axis: int) -> Any:
+    return array_namespace(*arrays).concat(list(arrays), axis=axis)
+
+
+def take(x: Any, indices: Any, /, *, axis: int) -> Any:
+    return array_namespace(x).take(x, indices, axis=axis)
+
+
 def where(condition: Any, x: Any, y: Any, /) -> Any:
     return array_namespace(condition).where(condition, x, y)
 
 
 def exp(x: Any, /) -> Any:
     return array_namespace(x).exp(x)
+
+
+def log(x: Any, /) -> Any:
+    return array_namespace(x).log(x)
+
+
+def tanh(x: Any, /) -> Any:
+    return array_namespace(x).tanh(x)
+
+
+def cos(x: Any, /) -> Any:
+    return array_namespace(x).cos(x)
+
+
+def sin(x: Any, /) -> Any:
+    return array_namespace(x).sin(x)
 
 
 def isfinite(x: Any, /) -> Any:
@@ -54,6 +82,10 @@ def sum(x: Any, /, *, axis: int) -> Any:
 
 def any(x: Any, /, *, axis: int) -> Any:
     return array_namespace(x).any(x, axis=axis, keepdims=True)
+
+
+def maximum(x: Any, y: Any, /) -> Any:
+    return array_namespace(x).maximum(x, y)
 
 
 def device(x: Any, /) -> object:

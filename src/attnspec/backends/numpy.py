@@ -13,6 +13,10 @@ def arange(stop: int, like: Array, /) -> Array:
     return np.arange(stop)
 
 
+def uniform(like: Array, generator: Any, /) -> Array:
+    return generator(like.shape) if callable(generator) else generator.random(like.shape)
+
+
 def astype(x: Array, dtype: Any, /) -> Array:
     return x.astype(dtype, copy=False)
 
@@ -29,12 +33,36 @@ def repeat(x: Array, times: int, /, *, axis: int) -> Array:
     return np.repeat(x, times, axis=axis)
 
 
+def concat(arrays: tuple[Array, ...], /, *, axis: int) -> Array:
+    return np.concatenate(arrays, axis=axis)
+
+
+def take(x: Array, indices: Array, /, *, axis: int) -> Array:
+    return np.take(x, indices, axis=axis)
+
+
 def where(condition: Array, x: Array | float, y: Array | float, /) -> Array:
     return np.where(condition, x, y)
 
 
 def exp(x: Array, /) -> Array:
     return np.exp(x)
+
+
+def log(x: Array, /) -> Array:
+    return np.log(x)
+
+
+def tanh(x: Array, /) -> Array:
+    return np.tanh(x)
+
+
+def cos(x: Array, /) -> Array:
+    return np.cos(x)
+
+
+def sin(x: Array, /) -> Array:
+    return np.sin(x)
 
 
 def isfinite(x: Array, /) -> Array:
@@ -51,6 +79,10 @@ def sum(x: Array, /, *, axis: int) -> Array:
 
 def any(x: Array, /, *, axis: int) -> Array:
     return np.any(x, axis=axis, keepdims=True)
+
+
+def maximum(x: Array, y: Array, /) -> Array:
+    return np.maximum(x, y)
 
 
 def device(x: Array, /) -> object:

@@ -10,6 +10,10 @@ def arange(stop: int, like: Tensor, /) -> Tensor:
     return torch.arange(stop, device=like.device)
 
 
+def uniform(like: Tensor, generator: Any, /) -> Tensor:
+    return generator(like.shape) if callable(generator) else torch.rand(like.shape, generator=generator, device=like.device)
+
+
 def astype(x: Tensor, dtype: Any, /) -> Tensor:
     return x.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
@@ -26,12 +30,36 @@ def repeat(x: Tensor, times: int, /, *, axis: int) -> Tensor:
     return x.repeat_interleave(times, dim=axis)
 
 
+def concat(arrays: tuple[Tensor, ...], /, *, axis: int) -> Tensor:
+    return torch.cat(arrays, dim=axis)
+
+
+def take(x: Tensor, indices: Tensor, /, *, axis: int) -> Tensor:
+    return torch.index_select(x, axis, indices)
+
+
 def where(condition: Tensor, x: Tensor | float, y: Tensor | float, /) -> Tensor:
     return torch.where(condition, x, y)
 
 
 def exp(x: Tensor, /) -> Tensor:
     return torch.exp(x)
+
+
+def log(x: Tensor, /) -> Tensor:
+    return torch.log(x)
+
+
+def tanh(x: Tensor, /) -> Tensor:
+    return torch.tanh(x)
+
+
+def cos(x: Tensor, /) -> Tensor:
+    return torch.cos(x)
+
+
+def sin(x: Tensor, /) -> Tensor:
+    return torch.sin(x)
 
 
 def isfinite(x: Tensor, /) -> Tensor:
@@ -48,6 +76,10 @@ def sum(x: Tensor, /, *, axis: int) -> Tensor:
 
 def any(x: Tensor, /, *, axis: int) -> Tensor:
     return torch.any(x, dim=axis, keepdim=True)
+
+
+def maximum(x: Tensor, y: Tensor, /) -> Tensor:
+    return torch.maximum(x, y)
 
 
 def device(x: Tensor, /) -> object:

@@ -3,18 +3,20 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..arrays import Outline, dtype_name
 from ..axes import evaluate, shapes_of
 from ..errors import ConfigError
-from ..spec.multi_head import multi_head_attention
+from ..judge import DTYPES
+from ..spec.multi_head import DEFAULT, multi_head_attention
 from ..spec.parameters import Heads, Parameters
+from ..spec.policy import Policy
 from ..step import Call, Trace, trace
 
-_PARAMETERS = frozenset(field.name for field in dataclasses.fields(Parameters))
+_PARAMETERS = frozenset({*(field.name for field in dataclasses.fields(Parameters)), "gain"})
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,18 @@ class Ledger(Mapping[str, Line]):
         return {"steps": [line.to_dict() for line in self.lines], "totals": self.totals()}
 
 
-def ledger(heads: Heads, /, *, batch: int, seq: int, seq_k: int | None = None, bias: bool = True, dtype: str = "float32") -> Ledger:
+def ledger(
+    heads: Heads,
+    /,
+    *,
+    batch: int,
+    seq: int,
+    seq_k: int | None = None,
+    bias: bool = True,
+    causal: bool = False,
+    policy: Policy = DEFAULT,
+    dtype: str = "float32",
+) -> Ledger:
     """Keep the books of multi-head attention at given sizes, without computing anything.
 
     Args:
@@ -120,6 +133,8 @@ def ledger(heads: Heads, /, *, batch: int, seq: int, seq_k: int | None = None, b
         seq: query positions.
         seq_k: key positions; None for as many as query positions.
         bias: whether the projections have biases.
+        causal: whether a query sees only keys up to its own position.
+        policy: the conventions, which may add steps.
         dtype: the standard name of the dtype.
 
     Returns:
@@ -132,15 +147,32 @@ def ledger(heads: Heads, /, *, batch: int, seq: int, seq_k: int | None = None, b
     for name, size in given.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ConfigError(f"ledger: {name}={size!r} must be a positive whole number.")
-    return ledger_of(outline_run({**vars(heads), **given}, bias=bias, dtype=dtype))
+    absent = () if bias else BIASES
+    return ledger_of(outline_run({**vars(heads), **given}, absent=absent, causal=causal, policy=policy, dtype=dtype))
 
 
-def outline_run(sizes: Mapping[str, Any], /, *, bias: bool = True, dtype: str = "float32") -> Trace:
+BIASES = ("b_q", "b_k", "b_v", "b_o")
+OPTIONAL = ("gain_q", "gain_k", "extra_k", "extra_v", "sinks", "gates", "bias")
+
+
+def outline_run(
+    sizes: Mapping[str, Any],
+    /,
+    *,
+    present: Collection[str] = (),
+    absent: Collection[str] = (),
+    causal: bool = False,
+    policy: Policy = DEFAULT,
+    dtype: str = "float32",
+) -> Trace:
     """Run multi-head attention on outlines, cross-attention with a mask, and record its steps.
 
     Args:
         sizes: the size of each axis: whole numbers, or symbols.
-        bias: whether the projections have biases.
+        present: which of the optional arrays there are: gains, extra keys and values, sinks, gates, the bias of scores.
+        absent: which of the usual arrays there are not: biases of the projections, the mask.
+        causal: whether a query sees only keys up to its own position.
+        policy: the conventions.
         dtype: the standard name of the dtype.
 
     Returns:
@@ -149,20 +181,24 @@ def outline_run(sizes: Mapping[str, Any], /, *, bias: bool = True, dtype: str = 
     Raises:
         ShapeError: the steps do not fit together.
     """
-    arrays = outlines(multi_head_attention, sizes, dtype=dtype)
-    kept = {name.removeprefix("parameters."): array for name, array in arrays.items() if bias or not name.startswith("parameters.b_")}
-    parameters: Parameters[Any] = Parameters(**{name: kept.pop(name) for name in _PARAMETERS & kept.keys()})
+    without = {name for name in OPTIONAL if name not in present} | set(absent)
+    arrays = outlines(multi_head_attention, sizes, without=without, dtype=dtype)
+    given = {name.removeprefix("parameters."): array for name, array in arrays.items() if not name.startswith("positions.")}
+    parameters: Parameters[Any] = Parameters(**{name: given.pop(name) for name in _PARAMETERS & given.keys()})
     with trace() as steps:
-        multi_head_attention(kept.pop("x"), parameters, **kept)
+        multi_head_attention(given.pop("x"), parameters, **given, causal=causal, policy=policy)
     return steps
 
 
-def outlines(function: Callable[..., Any], sizes: Mapping[str, Any], /, *, dtype: str = "float32") -> dict[str, Any]:
+def outlines(
+    function: Callable[..., Any], sizes: Mapping[str, Any], /, *, without: Collection[str] = (), dtype: str = "float32"
+) -> dict[str, Any]:
     """Make an outline for each array argument of a function, from its annotations.
 
     Args:
         function: the annotated function.
         sizes: the size of each axis.
+        without: the last words of the names of arguments to leave out.
         dtype: the standard name of the dtype of floating-point arguments.
 
     Returns:
@@ -171,10 +207,11 @@ def outlines(function: Callable[..., Any], sizes: Mapping[str, Any], /, *, dtype
     Raises:
         ConfigError: an axis has no size.
     """
-    shapes = {name: shape for name, (shape, *_) in shapes_of(function).items() if not name.startswith("return")}
+    wanted = (item for item in shapes_of(function).items() if not item[0].startswith("return"))
     return {
-        name: Outline(tuple(evaluate(axis.text, sizes) for axis in shape.axes), "bool" if shape.kind == "Bool" else dtype)
-        for name, shape in shapes.items()
+        name: Outline(tuple(evaluate(axis.text, sizes) for axis in shape.axes), DTYPES.get(shape.kind, dtype))
+        for name, (shape, *_) in wanted
+        if name.rpartition(".")[2] not in without
     }
 
 

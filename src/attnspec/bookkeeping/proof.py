@@ -1,13 +1,15 @@
 """The proof that the chain fits for all sizes: the steps run once on symbols instead of sizes."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from ..axes import Shape, shapes_of
 from ..errors import ShapeError
-from ..spec.multi_head import multi_head_attention
+from ..spec.multi_head import DEFAULT, multi_head_attention
+from ..spec.policy import Policy
 from ..step import Call, Trace
-from .ledger import outline_run
+from .ledger import BIASES, outline_run
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Proof:
     calls: tuple[Call, ...]
 
 
-def prove(*, grouped: bool = True, bias: bool = True) -> Proof:
+def prove(*, grouped: bool = True, bias: bool = True, present: Collection[str] = (), causal: bool = False, policy: Policy = DEFAULT) -> Proof:
     """Prove, from the annotations alone, that the chain of multi-head attention fits for all sizes.
 
     Each axis gets a symbol for its size. Every step must then find, under each name, the symbol of that name: neither
@@ -53,6 +55,9 @@ def prove(*, grouped: bool = True, bias: bool = True) -> Proof:
     Args:
         grouped: whether there may be fewer key/value heads than query heads.
         bias: whether the projections have biases.
+        present: which of the optional arrays there are: gains, sinks, gates, the bias of scores.
+        causal: whether a query sees only keys up to its own position.
+        policy: the conventions, which may add steps.
 
     Returns:
         The links of the chain.
@@ -66,7 +71,7 @@ def prove(*, grouped: bool = True, bias: bool = True) -> Proof:
     symbols = {name: Symbol(name, integer=True, positive=True) for name in sorted(names)}
     if not grouped:
         symbols["h_kv"] = symbols["h"]
-    steps = outline_run(symbols, bias=bias)
+    steps = outline_run(symbols, present=present, absent=() if bias else BIASES, causal=causal, policy=policy)
     for call in steps.calls:
         _require_own_names(call, symbols)
     return Proof(tuple(_links(steps)), tuple(steps.calls))

@@ -2,7 +2,7 @@
 
 from jaxtyping import Float
 
-from ..arrays import A, backend_of
+from ..arrays import A, Precision, backend_of, product
 from ..step import step
 
 
@@ -28,7 +28,7 @@ def concatenate(blended: Float[A, "batch h seq_q d_v"], /) -> Float[A, "batch se
 
 @step("fan in", equation=r"Y = Z W^O + b^O", multiply_adds="batch*seq_q*(h*d_v)*d_model")
 def mix(
-    concatenated: Float[A, "batch seq_q h*d_v"], w_o: Float[A, "h*d_v d_model"], b_o: Float[A, " d_model"] | None = None, /
+    concatenated: Float[A, "batch seq_q h*d_v"], w_o: Float[A, "h*d_v d_model"], b_o: Float[A, " d_model"] | None = None, /, *, precision: Precision | None = None
 ) -> Float[A, "batch seq_q d_model"]:
     """Let the findings of different heads meet; without this they would stay in separate slots.
 
@@ -38,6 +38,7 @@ def mix(
         concatenated: the findings side by side.
         w_o: the output projection.
         b_o: its bias; None for none.
+        precision: the dtype to multiply in; None for the library's own way.
 
     Returns:
         The output, of the width of the input.
@@ -45,5 +46,5 @@ def mix(
     Raises:
         AttnspecError: the arguments do not fit together.
     """
-    mixed = concatenated @ w_o
+    mixed = product(concatenated, w_o, precision=precision)
     return mixed if b_o is None else mixed + b_o

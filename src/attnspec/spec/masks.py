@@ -1,21 +1,26 @@
-"""Masks: which query may attend to which key. True keeps, everywhere."""
+"""Masks: which query may attend to which key. True keeps, everywhere; other conventions are converted at the door."""
 
-from jaxtyping import Bool, Float
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from jaxtyping import Bool, Float, Int
 
 from ..arrays import A, backend_of
+from ..axes import parse
+from ..errors import ConfigError, ShapeError
 from ..step import step
+from .positions import Positions
+
+Polarity = Literal["keep", "drop", "additive"]
 
 
-@step("attend", equation=r"M_{ij} = [j \le i + o]")
-def keep_causal(scores: Float[A, "batch h seq_q seq_k"], /, *, offset: int = 0) -> Bool[A, "1 1 seq_q seq_k"]:
+@step("attend", equation=r"M_{ij} = [p_j \le p_i]")
+def keep_causal(positions_q: Int[A, "#batch seq_q"], positions_k: Int[A, "#batch seq_k"], /) -> Bool[A, "#batch 1 seq_q seq_k"]:
     """Let each query see the keys up to its own position.
 
-    The anchor is explicit because projects differ: 0 aligns the first query with the first key (ONNX Attention),
-    `seq_k - seq_q` the last with the last, the length of a cache continues it.
-
     Args:
-        scores: the scores to mask; only their axes matter.
-        offset: query i sees key j if `j <= i + offset`.
+        positions_q: where the queries stand.
+        positions_k: where the keys stand.
 
     Returns:
         True where the query may attend to the key.
@@ -23,10 +28,66 @@ def keep_causal(scores: Float[A, "batch h seq_q seq_k"], /, *, offset: int = 0) 
     Raises:
         AttnspecError: the arguments do not fit together.
     """
-    xp = backend_of(scores)
-    seq_q, seq_k = scores.shape[-2:]
-    latest = xp.arange(seq_q, scores) + offset
-    return (xp.arange(seq_k, scores)[None, :] <= latest[:, None])[None, None, :, :]
+    return positions_k[:, None, None, :] <= positions_q[:, None, :, None]
+
+
+@step("attend", equation=r"M_{ij} = [p_i - l \le p_j \le p_i + r]")
+def keep_window(
+    positions_q: Int[A, "#batch seq_q"], positions_k: Int[A, "#batch seq_k"], /, *, left: int | None = None, right: int | None = None
+) -> Bool[A, "#batch 1 seq_q seq_k"]:
+    """Let each query see a window of keys around its own position.
+
+    The bounds are those of ONNX Attention-25: how many keys to the left and to the right, its own not counted.
+
+    Args:
+        positions_q: where the queries stand.
+        positions_k: where the keys stand.
+        left: how far back a query sees; None for all the way.
+        right: how far ahead a query sees; None for all the way.
+
+    Returns:
+        True where the query may attend to the key.
+
+    Raises:
+        AttnspecError: the arguments do not fit together.
+    """
+    ahead = positions_k[:, None, None, :] - positions_q[:, None, :, None]
+    behind = ahead >= (-left if left is not None else ahead)
+    return behind & (ahead <= (right if right is not None else ahead))
+
+
+@step("attend", equation=r"M_{ij} = [j < n_b]")
+def keep_lengths(keys: Float[A, "batch h seq_k d_k"], lengths: Int[A, " batch"], /) -> Bool[A, "batch 1 1 seq_k"]:
+    """Let queries see only the first keys of each sequence, the others are padding.
+
+    Args:
+        keys: the keys; only their axes matter.
+        lengths: how many keys of each sequence are real.
+
+    Returns:
+        True where the key is real.
+
+    Raises:
+        AttnspecError: the arguments do not fit together.
+    """
+    return (backend_of(keys).arange(keys.shape[2], keys) < lengths[:, None])[:, None, None, :]
+
+
+@step("attend", equation=r"M_{ij} = [s_i = s_j]")
+def keep_documents(documents_q: Int[A, "#batch seq_q"], documents_k: Int[A, "#batch seq_k"], /) -> Bool[A, "#batch 1 seq_q seq_k"]:
+    """Let each query see only its own document, of several packed into one sequence.
+
+    Args:
+        documents_q: the number of each query's document.
+        documents_k: the number of each key's document.
+
+    Returns:
+        True where query and key are of one document.
+
+    Raises:
+        AttnspecError: the arguments do not fit together.
+    """
+    return documents_q[:, None, :, None] == documents_k[:, None, None, :]
 
 
 @step("attend", equation=r"M_{ij} = M_{ij} \wedge M'_{ij}")
@@ -46,3 +107,245 @@ def keep_both(
         AttnspecError: the arguments do not fit together.
     """
     return keep & other
+
+
+@step("attend", equation=r"M_{ij} = 1 \text{ for every extra key } j")
+def keep_extra(keep: Bool[A, "#batch #h #seq_q seq_k"], /, *, extra: int) -> Bool[A, "#batch #h #seq_q seq_k+extra"]:
+    """Let every query see extra keys, which stand behind those of the context.
+
+    Args:
+        keep: True where the query may attend to the key.
+        extra: how many extra keys there are.
+
+    Returns:
+        The mask for all keys.
+
+    Raises:
+        AttnspecError: the arguments do not fit together.
+    """
+    xp = backend_of(keep)
+    always: A = keep[:, :, :, :1] | ~keep[:, :, :, :1]
+    return xp.concat((keep, xp.repeat(always, extra, axis=3)), axis=3)
+
+
+@dataclass(frozen=True, eq=False)
+class Flags:
+    """One value for each place that the named axes have."""
+
+    array: Any
+    axes: tuple[str, ...]
+    polarity: Polarity
+
+    def keep(self, queries: A, keys: A, positions: Any) -> A:
+        """Work the rule out for given queries and keys."""
+        del positions
+        batch, h, seq_q, _ = queries.shape
+        sizes = {"batch": batch, "h": h, "seq_q": seq_q, "seq_k": keys.shape[2]}
+        for axis, size in zip(self.axes, self.array.shape, strict=True):
+            if size not in (sizes[axis], 1):
+                wanted = f"{axis}={sizes[axis]} was set by the {'keys' if axis == 'seq_k' else 'queries'}"
+                raise ShapeError(f"Mask: {self.polarity} {tuple(self.array.shape)} has {axis}={size}, but {wanted}.")
+        return self._kept()[tuple(slice(None) if axis in self.axes else None for axis in sizes)]
+
+    def _kept(self) -> Any:
+        if self.polarity == "additive":
+            return self.array > _lowest(self.array)
+        return self.array if self.polarity == "keep" else ~self.array
+
+
+def _lowest(array: Any) -> float:
+    """The lowest finite number of a dtype, which some projects add in place of minus infinity."""
+    return {"float16": -65504.0, "float64": -1.7976931348623157e308}.get(str(array.dtype).rpartition(".")[2], -3.3895313892515355e38)
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths:
+    """How many keys of each sequence are real."""
+
+    lengths: Any
+
+    def keep(self, queries: A, keys: A, positions: Any) -> A:
+        """Work the rule out for given queries and keys."""
+        del queries, positions
+        return keep_lengths(keys, self.lengths)
+
+
+@dataclass(frozen=True, eq=False)
+class Causal:
+    """No query sees a key behind its own position."""
+
+    def keep(self, queries: A, keys: A, positions: Any) -> A:
+        """Work the rule out for given queries and keys."""
+        del queries, keys
+        return keep_causal(positions.queries, positions.keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Every query sees a window around its own position."""
+
+    left: int | None
+    right: int | None
+
+    def keep(self, queries: A, keys: A, positions: Any) -> A:
+        """Work the rule out for given queries and keys."""
+        del queries, keys
+        return keep_window(positions.queries, positions.keys, left=self.left, right=self.right)
+
+
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """Every query sees its own document."""
+
+    queries: Any
+    keys: Any
+
+    def keep(self, queries: A, keys: A, positions: Any) -> A:
+        """Work the rule out for given queries and keys."""
+        del queries, keys, positions
+        return keep_documents(self.queries, self.keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """Which query may attend to which key: rules that must all let it, each with its axes and polarity.
+
+    A padding mask cannot pass for an attention mask, since each says which axes it has; `a & b` keeps what both keep.
+
+    Attributes:
+        rules: what must be kept to; made by the class methods.
+    """
+
+    rules: tuple[Any, ...] = ()
+
+    @classmethod
+    def keep(cls, flags: Any, /, axes: str = "batch h seq_q seq_k") -> Self:
+        """Keep where a boolean array is True.
+
+        Args:
+            flags: one flag for each place.
+            axes: which axes the array has, in order, of batch, h, seq_q and seq_k.
+
+        Returns:
+            The mask.
+
+        Raises:
+            ConfigError: the axes are not those, or not as many as the array has.
+        """
+        return cls._flags(flags, axes, "keep")
+
+    @classmethod
+    def drop(cls, flags: Any, /, axes: str = "batch h seq_q seq_k") -> Self:
+        """Drop where a boolean array is True, as in `torch.nn.MultiheadAttention`.
+
+        Args:
+            flags: one flag for each place.
+            axes: which axes the array has, in order, of batch, h, seq_q and seq_k.
+
+        Returns:
+            The mask.
+
+        Raises:
+            ConfigError: the axes are not those, or not as many as the array has.
+        """
+        return cls._flags(flags, axes, "drop")
+
+    @classmethod
+    def additive(cls, addend: Any, /, axes: str = "batch h seq_q seq_k") -> Self:
+        """Drop where an addend is minus infinity, or the lowest number of its dtype, and keep elsewhere.
+
+        Finite addends have no influence here; where they mean something, give them as `bias` too.
+
+        Args:
+            addend: one addend for each place.
+            axes: which axes the array has, in order, of batch, h, seq_q and seq_k.
+
+        Returns:
+            The mask.
+
+        Raises:
+            ConfigError: the axes are not those, or not as many as the array has.
+        """
+        return cls._flags(addend, axes, "additive")
+
+    @classmethod
+    def lengths(cls, lengths: Any, /) -> Self:
+        """Keep the first keys of each sequence; the others are padding.
+
+        Args:
+            lengths: how many keys of each sequence are real.
+
+        Returns:
+            The mask.
+        """
+        return cls(rules=(Lengths(lengths),))
+
+    @classmethod
+    def causal(cls) -> Self:
+        """Keep the keys up to each query's own position.
+
+        Returns:
+            The mask.
+        """
+        return cls(rules=(Causal(),))
+
+    @classmethod
+    def window(cls, left: int | None, right: int | None, /) -> Self:
+        """Keep a window of keys around each query's own position.
+
+        Args:
+            left: how far back a query sees; None for all the way.
+            right: how far ahead a query sees; None for all the way.
+
+        Returns:
+            The mask.
+        """
+        return cls(rules=(Window(left, right),))
+
+    @classmethod
+    def documents(cls, queries: Any, keys: Any | None = None, /) -> Self:
+        """Keep the keys of each query's own document.
+
+        Args:
+            queries: the number of each query's document.
+            keys: the number of each key's document; None for that of the queries.
+
+        Returns:
+            The mask.
+        """
+        return cls(rules=(Documents(queries, queries if keys is None else keys),))
+
+    @classmethod
+    def _flags(cls, array: Any, axes: str, polarity: Polarity) -> Self:
+        names = tuple(axis.text for axis in parse(axes))
+        allowed = ("batch", "h", "seq_q", "seq_k")
+        if names != tuple(name for name in allowed if name in names):
+            raise ConfigError(f"Mask: axes={axes!r} must be some of {', '.join(allowed)}, in this order.")
+        if len(names) != len(array.shape):
+            raise ShapeError(f"Mask: {polarity} {tuple(array.shape)} has {len(array.shape)} axes, but axes={axes!r} names {len(names)}.")
+        return cls(rules=(Flags(array, names, polarity),))
+
+    def __and__(self, other: Self) -> Self:
+        return type(self)((*self.rules, *other.rules))
+
+    @property
+    def needs_positions(self) -> bool:
+        """Whether a rule asks where queries and keys stand."""
+        return any(isinstance(rule, Causal | Window) for rule in self.rules)
+
+    def realise(self, queries: A, keys: A, positions: Positions[A] | None, /) -> A | None:
+        """Work the rules out for given queries and keys.
+
+        Args:
+            queries: the queries.
+            keys: the keys.
+            positions: where they stand; None where no rule asks.
+
+        Returns:
+            True where the query may attend to the key; None if there is no rule.
+        """
+        kept: A | None = None
+        for rule in self.rules:
+            keep = rule.keep(queries, keys, positions)
+            kept = keep if kept is None else keep_both(kept, keep)
+        return kept

@@ -1,18 +1,19 @@
 """The sizes of a layer, and its parameters: one independent set for each head."""
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, Self
 
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float
 
-from ..arrays import A, B
+from ..arrays import A, B, backend_of
 from ..axes import evaluate, shapes_of
 from ..errors import ConfigError
-from ..judge import judge_fields
+from ..step import check_fields
 
 if TYPE_CHECKING:
     import torch
@@ -109,6 +110,12 @@ class Parameters(Generic[A]):
         b_k: bias of the keys; None for none.
         b_v: bias of the values; None for none.
         b_o: bias of the output; None for none.
+        gain_q: factors of normalised queries; None for none.
+        gain_k: factors of normalised keys; None for none.
+        extra_k: learnt keys that every query may attend to besides the context; None for none.
+        extra_v: their values.
+        sinks: a score for each head that takes its share and gives nothing; None for none.
+        gates: a factor for each head, 1 keeps and 0 ablates it; None for none.
     """
 
     w_q: Float[A, "h d_model d_k"]
@@ -119,9 +126,17 @@ class Parameters(Generic[A]):
     b_k: Float[A, "h_kv d_k"] | None = None
     b_v: Float[A, "h_kv d_v"] | None = None
     b_o: Float[A, " d_model"] | None = None
+    gain_q: Float[A, "#h d_k"] | None = None
+    gain_k: Float[A, "#h_kv d_k"] | None = None
+    extra_k: Float[A, "h_kv extra d_k"] | None = None
+    extra_v: Float[A, "h_kv extra d_v"] | None = None
+    sinks: Float[A, " h"] | None = None
+    gates: Float[A, " h"] | None = None
 
     def __post_init__(self) -> None:
-        judge_fields(self)
+        check_fields(self)
+        if (self.extra_k is None) != (self.extra_v is None):
+            raise ConfigError("Parameters: extra_k and extra_v come in pairs; give both or neither.")
 
     @property
     def heads(self) -> Heads:
@@ -148,8 +163,9 @@ class Parameters(Generic[A]):
             The parameters, as NumPy arrays.
         """
         rng = np.random.default_rng(seed)
-        shapes = {name: tuple(evaluate(axis.text, vars(heads)) for axis in shape.axes) for name, (shape,) in shapes_of(cls).items()}
-        spread = {name: shapes["w" + name[1:]][-2] ** -0.5 for name in shapes if bias or name.startswith("w")}
+        named = {name: shape.axes for name, (shape,) in shapes_of(cls).items() if name.startswith(("w_", "b_") if bias else "w_")}
+        shapes = {name: tuple(evaluate(axis.text, vars(heads)) for axis in axes) for name, axes in named.items()}
+        spread = {name: shapes["w" + name[1:]][-2] ** -0.5 for name in shapes}
         return Parameters(**{name: rng.normal(0, spread[name], shapes[name]).astype(dtype) for name in spread})
 
     def map(self, function: Callable[[A], B], /) -> "Parameters[B]":
@@ -164,6 +180,31 @@ class Parameters(Generic[A]):
         arrays = {field.name: getattr(self, field.name) for field in fields(self)}
         return Parameters(**{name: function(array) for name, array in arrays.items() if array is not None})
 
+    def prune(self, heads: Collection[int], /) -> Self:
+        """Remove query heads from every array that has them.
+
+        Key/value heads that serve no query head any more go too; the others must go on to serve equally many.
+
+        Args:
+            heads: which query heads to remove.
+
+        Returns:
+            The smaller parameters: the same output as with these heads' gates at 0.
+
+        Raises:
+            ConfigError: there is no such head, none would be left, or the groups would become unequal.
+        """
+        sizes, group = self.heads, self.heads.h // self.heads.h_kv
+        kept = [head for head in range(sizes.h) if head not in set(heads)]
+        served = Counter(head // group for head in kept)
+        if not kept or not set(heads) <= set(range(sizes.h)) or len(set(served.values())) > 1:
+            raise ConfigError(f"prune: heads={sorted(heads)} must be some of the h={sizes.h}, equally many of each group of {group} or all.")
+        rows = [head * sizes.d_v + channel for head in kept for channel in range(sizes.d_v)]
+        picked = {"h": kept, "h_kv": sorted(served), "h*d_v": rows}
+        given = {name: shape.axes[0] for name, (shape,) in shapes_of(type(self)).items() if getattr(self, name) is not None}
+        index = {name: picked[axis.text] for name, axis in given.items() if axis.text in picked and not (axis.broadcast and getattr(self, name).shape[0] == 1)}
+        return replace(self, **{name: _pick(getattr(self, name), rows) for name, rows in index.items()})
+
     def to_torch(self, *, dtype: "torch.dtype | None" = None, device: "torch.device | str | None" = None) -> "Parameters[torch.Tensor]":
         """Copy the parameters to PyTorch.
 
@@ -177,3 +218,8 @@ class Parameters(Generic[A]):
         import torch
 
         return self.map(lambda array: torch.tensor(np.asarray(array), dtype=dtype, device=device))
+
+
+def _pick(array: A, rows: list[int]) -> A:
+    xp = backend_of(array)
+    return xp.concat(tuple(array[row : row + 1] for row in rows), axis=0)

@@ -1,0 +1,209 @@
+"""Positions: where tokens stand, and what follows from it for queries, keys and scores."""
+
+import math
+from dataclasses import dataclass
+from typing import Generic
+
+from jaxtyping import Float, Int
+
+from ..arrays import A, backend_of, dtype_name
+from ..errors import ConfigError
+from ..step import check_fields, step
+from .policy import Pairing
+
+
+@dataclass(frozen=True, eq=False)
+class Positions(Generic[A]):
+    """Where each query and each key stands, token by token.
+
+    Attributes:
+        queries: the position of each query.
+        keys: the position of each key.
+    """
+
+    queries: Int[A, "#batch seq_q"]
+    keys: Int[A, "#batch seq_k"]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@step("fan out", equation=r"p_i = i + o")
+def count_positions(tokens: Float[A, "batch heads seq width"], offset: int | Int[A, " batch"] = 0, /) -> Int[A, "#batch seq"]:
+    """Number the tokens from an offset on.
+
+    Args:
+        tokens: the queries or keys to number; only their axes matter.
+        offset: the position of the first token: one for all sequences, or one for each.
+
+    Returns:
+        The position of each token.
+
+    Raises:
+        AttnspecError: the arguments do not fit together.
+    """
+    count = backend_of(tokens).arange(tokens.shape[2], tokens)[None, :]
+    return count + (offset if isinstance(offset, int) else offset[:, None])
+
+
+@step("fan out", equation=r"(a, b) \leftarrow (a \cos\theta - b \sin\theta,\; a \sin\theta + b \cos\theta),\; \theta = p\, \beta^{-2c/w}")
+def rotate(
+    tokens: Float[A, "batch heads seq d_k"],
+    positions: Int[A, "#batch seq"],
+    /,
+    *,
+    pairing: Pairing = "half",
+    width: int | None = None,
+    base: float = 10_000.0,
+) -> Float[A, "batch heads seq d_k"]:
+    """Turn each pair of channels by an angle that grows with the position.
+
+    The formula is that of Su et al. (2021), "RoFormer", section 3.2.2; the product of two turned vectors depends on
+    the difference of their positions alone. Angles are taken at least in float32.
+
+    Args:
+        tokens: the queries or keys.
+        positions: where they stand.
+        pairing: `half` pairs channel i with i + width/2, `interleaved` pairs 2i with 2i + 1.
+        width: how many channels turn, from the first on; None for all.
+        base: the base of the angles.
+
+    Returns:
+        The turned vectors, as long as they were.
+
+    Raises:
+        ConfigError: the width is odd, or larger than there are channels.
+    """
+    width = _even_width(tokens.shape[3], width)
+    xp, turning = backend_of(tokens), tokens[:, :, :, :width]
+    first, second = _pairs(turning, pairing)
+    angle = _angles(positions, width, base, like=tokens)
+    cos, sin = xp.astype(xp.cos(angle), tokens.dtype), xp.astype(xp.sin(angle), tokens.dtype)
+    turned = _join(first * cos - second * sin, first * sin + second * cos, pairing)
+    return xp.concat((turned, tokens[:, :, :, width:]), axis=3)
+
+
+def _even_width(d_k: int, width: int | None) -> int:
+    width = d_k if width is None else width
+    if width % 2 or width > d_k:
+        raise ConfigError(f"rotate: width={width} must be even, since channels turn in pairs, and at most d_k={d_k}.")
+    return width
+
+
+def _angles(positions: A, width: int, base: float, *, like: A) -> A:
+    xp = backend_of(positions)
+    wide = "float64" if dtype_name(like) == "float64" else "float32"
+    rates = xp.exp(xp.astype(xp.arange(width // 2, positions), wide) * (-2 * math.log(base) / width))
+    return xp.astype(positions, wide)[:, None, :, None] * rates
+
+
+def _pairs(turning: A, pairing: Pairing) -> tuple[A, A]:
+    half = turning.shape[3] // 2
+    if pairing == "half":
+        return turning[:, :, :, :half], turning[:, :, :, half:]
+    return turning[:, :, :, ::2], turning[:, :, :, 1::2]
+
+
+def _join(first: A, second: A, pairing: Pairing) -> A:
+    xp = backend_of(first)
+    if pairing == "half":
+        return xp.concat((first, second), axis=3)
+    batch, heads, seq, half = first.shape
+    return xp.reshape(xp.concat((first[..., None], second[..., None]), axis=4), (batch, heads, seq, 2 * half))
+
+
+def alibi_slopes(h: int, /) -> tuple[float, ...]:
+    """Give each head its slope for `linear_bias`.
+
+    The formula is that of Press et al. (2022), "Train short, test long": a geometric sequence from 2^(-8/n) for n a
+    power of two; for other h, the slopes of the next smaller power of two, then every other one of the next larger.
+
+    Args:
+        h: the number of heads.
+
+    Returns:
+        One positive slope for each head.
+
+    Raises:
+        ConfigError: there is no head.
+    """
+    if h < 1:
+        raise ConfigError(f"alibi_slopes: h={h} must be positive.")
+    power = 2 ** (h.bit_length() - 1)
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    return (*slopes, *(2 ** (-4 * (2 * i + 1) / power) for i in range(h - power)))
+
+
+@step("attend", equation=r"B_{hij} = -m_h |p_i - p_j|")
+def linear_bias(
+    slopes: Float[A, " h"], positions_q: Int[A, "#batch seq_q"], positions_k: Int[A, "#batch seq_k"], /
+) -> Float[A, "#batch h seq_q seq_k"]:
+    """Make a bias that falls with the distance of query and key (ALiBi).
+
+    The formula is that of Press et al. (2022), with the distance in both directions.
+
+    Args:
+        slopes: how fast it falls, for each head; see `alibi_slopes`.
+        positions_q: where the queries stand.
+        positions_k: where the keys stand.
+
+    Returns:
+        The bias to add to the scores.
+
+    Raises:
+        AttnspecError: the arguments do not fit together.
+    """
+    xp = backend_of(slopes)
+    ahead = xp.astype(positions_k[:, None, None, :] - positions_q[:, None, :, None], slopes.dtype)
+    return slopes[:, None, None] * -xp.maximum(ahead, -ahead)
+
+
+@step("attend", equation=r"B_{hij} = T_{b(p_j - p_i),h}")
+def relative_bias(
+    table: Float[A, "buckets h"],
+    positions_q: Int[A, "#batch seq_q"],
+    positions_k: Int[A, "#batch seq_k"],
+    /,
+    *,
+    max_distance: int = 128,
+    bidirectional: bool = True,
+) -> Float[A, "#batch h seq_q seq_k"]:
+    """Look up a learnt bias by the bucket of the distance of query and key (T5).
+
+    The buckets are those of Raffel et al. (2020), "Exploring the limits of transfer learning": exact for near keys,
+    then logarithmic up to the largest distance.
+
+    Args:
+        table: a bias for each bucket and head.
+        positions_q: where the queries stand.
+        positions_k: where the keys stand.
+        max_distance: from here on all keys share the last bucket.
+        bidirectional: whether keys ahead have buckets of their own, half of them; else they count as distance 0.
+
+    Returns:
+        The bias to add to the scores.
+
+    Raises:
+        AttnspecError: the arguments do not fit together.
+    """
+    xp = backend_of(table)
+    ahead: A = positions_k[:, None, :] - positions_q[:, :, None]
+    places = xp.reshape(_buckets(ahead, table.shape[0], max_distance, bidirectional=bidirectional), (-1,))
+    return xp.permute(xp.reshape(xp.take(table, places, axis=0), (*ahead.shape, table.shape[1])), (0, 3, 1, 2))
+
+
+def _buckets(ahead: A, buckets: int, max_distance: int, *, bidirectional: bool) -> A:
+    xp = backend_of(ahead)
+    zero = ahead * 0
+    first = zero
+    if bidirectional:
+        buckets //= 2
+        first, distance = xp.where(ahead > 0, zero + buckets, zero), xp.maximum(ahead, -ahead)
+    else:
+        distance = xp.maximum(-ahead, zero)
+    exact = buckets // 2
+    wide = xp.astype(xp.maximum(distance, zero + exact), "float32" if dtype_name(ahead) == "int32" else "float64")
+    steps = xp.log(wide / exact) * ((buckets - exact) / math.log(max_distance / exact))
+    far = exact + xp.astype(steps, ahead.dtype)
+    far = xp.where(far < buckets, far, zero + buckets - 1)
+    return first + xp.where(distance < exact, distance, far)
