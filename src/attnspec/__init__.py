@@ -52,6 +52,9 @@ from .spec.positions import count_positions as count_positions
 from .spec.positions import linear_bias as linear_bias
 from .spec.positions import relative_bias as relative_bias
 from .spec.positions import rotate as rotate
+from .spec.ragged import count_in_documents as count_in_documents
+from .spec.ragged import number_documents as number_documents
+from .spec.ragged import packed as packed
 from .step import substitute as substitute
 from .step import trace as trace
 

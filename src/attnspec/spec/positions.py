@@ -184,7 +184,7 @@ def relative_bias(
         The bias to add to the scores.
 
     Raises:
-        AttnspecError: the arguments do not fit together.
+        ConfigError: there are too few buckets, or the largest distance already has a bucket of its own.
     """
     xp = backend_of(table)
     ahead: A = positions_k[:, None, :] - positions_q[:, :, None]
@@ -202,8 +202,9 @@ def _buckets(ahead: A, buckets: int, max_distance: int, *, bidirectional: bool) 
     else:
         distance = xp.maximum(-ahead, zero)
     exact = buckets // 2
-    wide = xp.astype(xp.maximum(distance, zero + exact), "float32" if dtype_name(ahead) == "int32" else "float64")
-    steps = xp.log(wide / exact) * ((buckets - exact) / math.log(max_distance / exact))
-    far = exact + xp.astype(steps, ahead.dtype)
-    far = xp.where(far < buckets, far, zero + buckets - 1)
+    if not 0 < exact < max_distance:
+        raise ConfigError(f"relative_bias: max_distance={max_distance} must exceed the {exact} exact buckets of a direction, at least one.")
+    growth = [(max_distance / exact) ** (k / (buckets - exact)) for k in range(1, buckets - exact)]
+    starts = [math.ceil(exact * factor - 1e-9) for factor in growth]  # whole numbers: a rounded logarithm misplaces those it hits
+    far = zero + exact + sum(xp.astype(distance >= start, ahead.dtype) for start in starts)
     return first + xp.where(distance < exact, distance, far)
