@@ -1,9 +1,9 @@
-"""ONNX `Attention` said in the words of this specification, and as ONNX Runtime runs it."""
+"""ONNX `Attention`, said in the words of this specification, and as ONNX Runtime runs it."""
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -13,21 +13,20 @@ from einops import rearrange
 
 import attnspec
 from attnspec import Cache, Mask, Policy, Positions
+from attnspec.step import Trace
 
 INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 OUTPUTS = ("Y", "present_key", "present_value", "qk_matmul_output")
-AXES = ("batch", "h", "seq_q", "seq_k")
-PRECISIONS = {None: "input", 1: "float32", 11: "float64"}
-"""Numbers of ONNX' dtypes: the softmax works in the dtype of the scores unless `softmax_precision` says otherwise."""
+MODES = (0, 1, 2, 3)  # of qk_matmul_output: the scores, after the cap, after bias and mask, the weights
+PRECISIONS = {None: None, 1: "float32", 11: "float64"}  # the numbers that ONNX gives these dtypes
 
 Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call of the operator, with the outputs that ONNX' reference implementation gave."""
+    """One call of the operator, and what ONNX' reference implementation gave."""
 
-    name: str
     opset: int
     model: Any
     attributes: dict[str, Any]
@@ -36,34 +35,58 @@ class Case:
     rtol: float
     atol: float
 
+    def widen(self, dtype: Any) -> "Case":
+        """Give the same inputs in a wider dtype."""
+        return replace(self, inputs={name: x if x.dtype.kind in "bi" else x.astype(dtype) for name, x in self.inputs.items()})
+
+
+@dataclass(frozen=True)
+class Call:
+    """The operator as a call of `attnspec.attend`: queries, keys and values of each query head, and the options."""
+
+    arguments: tuple[Any, Any, Any]
+    options: dict[str, Any]
+    present: dict[str, Any]
+
+    def trace(self) -> Trace:
+        """Compute it and keep every step."""
+        with attnspec.trace() as steps:
+            attnspec.attend(*self.arguments, **self.options)
+        return steps
+
 
 @functools.cache
 def collect_cases() -> dict[str, Case]:
-    """Let ONNX generate the node cases of `Attention`, without those that are the same in other operators."""
+    """Let ONNX generate its node cases of `Attention`, without those that say the same in other operators."""
     from onnx.backend.test.case.node import collect_testcases
 
-    with warnings.catch_warnings():  # it generates the cases of all operators, and those of Cast and ReduceMax overflow
+    with warnings.catch_warnings():  # it generates the cases of every operator, and those of Cast overflow on purpose
         warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"onnx\.backend\.test\.case\.node\.")
-        cases = [case for case in collect_testcases("Attention") if not case.name.endswith("_expanded")]
-    return {case.name.removeprefix("test_attention_"): _read(case) for case in cases}
+        cases = collect_testcases("Attention")
+    return {case.name.removeprefix("test_attention_"): _read(case) for case in cases if not case.name.endswith("_expanded")}
 
 
 def _read(case: Any) -> Case:
     from onnx.helper import get_attribute_value
 
-    (node,) = case.model.graph.node
-    ((inputs, outputs),) = case.data_sets
-    (opset,) = case.model.opset_import
+    (node,), ((inputs, outputs),), (opset,) = case.model.graph.node, case.data_sets, case.model.opset_import
+    attributes = {attribute.name: get_attribute_value(attribute) for attribute in node.attribute}
+    mode = attributes.pop("qk_matmul_output_mode", 0)
+    names = [name for name, given in zip((*OUTPUTS[:3], show(mode)), node.output, strict=False) if given]
     return Case(
-        name=case.name,
         opset=opset.version,
         model=case.model,
-        attributes={attribute.name: get_attribute_value(attribute) for attribute in node.attribute},
+        attributes=attributes,
         inputs=dict(zip([name for name, given in zip(INPUTS, node.input, strict=False) if given], inputs, strict=True)),
-        outputs=dict(zip([name for name, given in zip(OUTPUTS, node.output, strict=False) if given], outputs, strict=True)),
+        outputs=dict(zip(names, outputs, strict=True)),
         rtol=case.rtol,
         atol=case.atol,
     )
+
+
+def show(mode: int) -> str:
+    """Name the fourth output by what it shows."""
+    return f"{OUTPUTS[3]}:{mode}"
 
 
 def to_torch(x: np.ndarray) -> torch.Tensor:
@@ -76,84 +99,100 @@ def to_numpy(x: Any) -> np.ndarray:
     return x.float().numpy().astype(ml_dtypes.bfloat16) if x.dtype == torch.bfloat16 else x.numpy()
 
 
-def onnx_attention(
-    inputs: Arrays, attributes: Mapping[str, Any], *, convert: Callable[[np.ndarray], Any] = np.asarray, **conventions: Any
-) -> dict[str, np.ndarray]:
-    """Compute the operator's four outputs by the specification.
+def attention(inputs: Arrays, attributes: Mapping[str, Any], *, convert: Callable[[np.ndarray], Any] = np.asarray, modes: Collection[int] = ()) -> dict[str, np.ndarray]:
+    """Compute the operator's outputs by the specification.
 
     Args:
         inputs: its inputs by name, as NumPy arrays.
-        attributes: its attributes by name; those of another value than 0 or the default count.
+        attributes: its attributes by name.
         convert: brings an array to the library to compute in.
-        **conventions: members of the policy that the operator leaves open.
+        modes: what to show of the scores and weights.
 
     Returns:
         Its outputs by name.
     """
-    queries, keys, values = (_split(convert(inputs[name]), attributes.get(heads)) for name, heads in _HEADS.items())
-    seen = 0
+    call = translate(inputs, attributes, convert=convert)
+    blended = attnspec.attend(*call.arguments, **call.options)
+    shown = peek(call.trace()) if modes else {}
+    outputs = {"Y": attnspec.concatenate(blended) if inputs["Q"].ndim == 3 else blended, **call.present}
+    return {name: to_numpy(x) for name, x in {**outputs, **{show(mode): shown[mode] for mode in modes}}.items()}
+
+
+def translate(inputs: Arrays, attributes: Mapping[str, Any], *, convert: Callable[[np.ndarray], Any] = np.asarray) -> Call:
+    """Say a call of the operator as a call of `attnspec.attend`."""
+    heads = {"Q": attributes.get("q_num_heads"), "K": attributes.get("kv_num_heads"), "V": attributes.get("kv_num_heads")}
+    queries, keys, values = (_split(convert(inputs[name]), h) for name, h in heads.items())
+    offset = 0
     if "past_key" in inputs:
         past = Cache(convert(inputs["past_key"]), convert(inputs["past_value"]))
-        seen, cache = past.seen, past.append(keys, values)
+        offset, cache = past.seen, past.append(keys, values)
         keys, values = cache.keys, cache.values
-    outputs = {"present_key": keys, "present_value": values}
-    keep, bias = _masks(inputs, keys.shape[2], convert)
+    keep, bias = _split_mask(inputs, keys.shape[2], convert)
     if "nonpad_kv_seqlen" in inputs:
         lengths = convert(inputs["nonpad_kv_seqlen"])
-        seen, keep = lengths - queries.shape[2], keep & Mask.lengths(lengths)
-    h = queries.shape[1]
-    options = {
-        "keep": keep,
-        "bias": bias,
-        "causal": bool(attributes.get("is_causal", 0)),
-        "scale": attributes.get("scale"),
-        "positions": Positions(attnspec.count_positions(queries, seen), attnspec.count_positions(keys)),
-        "policy": _policy(attributes, conventions),
-    }
-    arguments = (queries, attnspec.share_keys(keys, h=h), attnspec.share_values(values, h=h))
-    y = attnspec.attend(*arguments, **options)
-    with attnspec.trace() as steps:
-        attnspec.attend(*arguments, **options)
-    outputs["Y"] = attnspec.concatenate(y) if inputs["Q"].ndim == 3 else y
-    outputs["qk_matmul_output"] = _seen_inside(steps, attributes.get("qk_matmul_output_mode", 0))
-    return {name: to_numpy(outputs[name]) for name in OUTPUTS}
-
-
-_HEADS = {"Q": "q_num_heads", "K": "kv_num_heads", "V": "kv_num_heads"}
+        offset, keep = lengths - queries.shape[2], keep & Mask.lengths(lengths)
+    sides = (attributes.get(f"{side}_window_size", -1) for side in ("left", "right"))
+    policy = Policy(
+        cap=attributes.get("softcap", 0.0) or None,
+        window=tuple(None if size < 0 else size for size in sides),
+        softmax_precision=PRECISIONS[attributes.get("softmax_precision")],
+    )
+    positions = Positions(attnspec.count_positions(queries, offset), attnspec.count_positions(keys))
+    options = {"keep": keep, "bias": bias, "scale": attributes.get("scale"), "positions": positions, "policy": policy}
+    return Call(
+        (queries, attnspec.share_keys(keys, h=queries.shape[1]), attnspec.share_values(values, h=queries.shape[1])),
+        {**options, "causal": bool(attributes.get("is_causal", 0))},
+        {"present_key": keys, "present_value": values},
+    )
 
 
 def _split(tokens: Any, h: int | None) -> Any:
     return tokens if tokens.ndim == 4 else rearrange(tokens, "batch seq (h width) -> batch h seq width", h=h)
 
 
-def _masks(inputs: Arrays, seq_k: int, convert: Callable[[np.ndarray], Any]) -> tuple[Mask, Any]:
-    """Turn `attn_mask` into what is kept and what is added; minus infinity drops, and so does a mask that ends early."""
+def _split_mask(inputs: Arrays, seq_k: int, convert: Callable[[np.ndarray], Any]) -> tuple[Mask, Any]:
+    """Say `attn_mask` as what is kept and what is added: minus infinity drops a key, and so does a mask that ends early."""
     if "attn_mask" not in inputs:
         return Mask(), None
     mask = inputs["attn_mask"]
     kept = mask if mask.dtype == bool else mask > -np.inf
     short = [(0, 0)] * (mask.ndim - 1) + [(0, seq_k - mask.shape[-1])]
-    keep = Mask.keep(convert(np.pad(kept, short)), " ".join(AXES[-mask.ndim :]))
+    keep = Mask.keep(convert(np.pad(kept, short)), " ".join(("batch", "h", "seq_q", "seq_k")[-mask.ndim :]))
     if mask.dtype == bool:
         return keep, None
-    addend = np.pad(np.where(kept, mask, np.zeros_like(mask)), short).astype(inputs["Q"].dtype)
+    addend = np.pad(np.where(kept, mask, np.zeros_like(mask)), short)
     return keep, convert(addend.reshape((1,) * (4 - mask.ndim) + addend.shape))
 
 
-def _policy(attributes: Mapping[str, Any], conventions: Mapping[str, Any]) -> Policy:
-    left, right = (attributes.get(f"{side}_window_size", -1) for side in ("left", "right"))
-    return Policy(
-        cap=attributes.get("softcap", 0.0) or None,
-        window=(None if left < 0 else left, None if right < 0 else right),
-        **{"softmax_precision": PRECISIONS[attributes.get("softmax_precision")], **conventions},
-    )
+def peek(steps: Trace) -> dict[int, Any]:
+    """Find in a trace what `qk_matmul_output` shows in each mode."""
+    scaled, softmax = steps["scale"].result, steps["softmax"]
+    return dict(zip(MODES, (scaled, steps["cap"].result if "cap" in steps else scaled, softmax.arguments["scores"], softmax.result), strict=True))
 
 
-def _seen_inside(steps: attnspec.step.Trace, mode: int) -> Any:
-    """Find what `qk_matmul_output` shows: 0 the scores, 1 after the cap, 2 after bias and mask, 3 the weights."""
-    return {
-        0: steps["scale"].result,
-        1: steps["cap" if "cap" in steps else "scale"].result,
-        2: steps["softmax"].arguments["scores"],
-        3: steps["softmax"].result,
-    }[mode]
+def onnx_model(inputs: Arrays, attributes: Mapping[str, Any], *, opset: int, modes: Collection[int] = MODES) -> Any:
+    """Build a model that runs the operator once for each mode, on the same inputs."""
+    from onnx import helper
+
+    present = OUTPUTS[1:3] if "past_key" in inputs else ("", "")
+    names = [name if name in inputs else "" for name in INPUTS[: 1 + max(map(INPUTS.index, inputs))]]
+    nodes = [
+        helper.make_node("Attention", names, [f"{name}:{mode}" if name else "" for name in ("Y", *present, OUTPUTS[3])], **attributes, qk_matmul_output_mode=mode)
+        for mode in modes
+    ]
+    kinds = {name: helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in inputs.items()}
+    given = [helper.make_tensor_value_info(name, kinds[name], x.shape) for name, x in inputs.items()]
+    wanted = [helper.make_tensor_value_info(name, kinds["Q"], None) for node in nodes for name in node.output if name]
+    graph = helper.make_graph(nodes, "attention", given, wanted)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=11)
+
+
+def run_onnxruntime(model: Any, inputs: Arrays) -> dict[str, np.ndarray]:
+    """Run a model by ONNX Runtime on the CPU, as it stands."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return dict(zip([output.name for output in model.graph.output], session.run(None, dict(inputs)), strict=True))

@@ -93,7 +93,7 @@ def _even_width(d_k: int, width: int | None) -> int:
 def _angles(positions: A, width: int, base: float, *, like: A) -> A:
     xp = backend_of(positions)
     wide = "float64" if dtype_name(like) == "float64" else "float32"
-    rates = xp.exp(xp.astype(xp.arange(width // 2, positions), wide) * (-2 * math.log(base) / width))
+    rates = base ** (xp.astype(xp.arange(width // 2, positions), wide) * -2 / width)  # a power is truer than an exponential
     return xp.astype(positions, wide)[:, None, :, None] * rates
 
 
