@@ -83,9 +83,9 @@ def compare(enclosure: Enclosure, y: Any) -> Agreement:
 def condition_of(enclosure: Enclosure) -> np.ndarray:
     """K of each element of the output."""
     p, stages = enclosure.problem, enclosure.stages
-    error_q, error_k, error_v = _of_tokens(p, "q", p.x, stages), _of_tokens(p, "k", p.context, stages), _of_projection(p.context_v, p.w_v, p.b_v)
     keys, values = _shared(p, stages.turned["k"], p.extra_k), _shared(p, stages.values, p.extra_v)
-    error_k, error_v = _shared(p, error_k, None), _shared(p, error_v, None)
+    error_q, error_k = _of_tokens(p, "q", p.x, stages), _shared(p, _of_tokens(p, "k", p.context, stages), None)
+    error_v = _shared(p, _of_projection(p.context_v, p.w_v, p.b_v), None)
     error = _of_scores(p, stages, abs(float(p.alpha)) * _of_product(np.abs(stages.turned["q"]), error_q, np.abs(keys), error_k))
     delta, delta_sink = _of_softmax(p, stages, error)
     weights, found = np.nan_to_num(stages.weights), stages.blended[:, :, :, None]

@@ -99,7 +99,9 @@ def to_numpy(x: Any) -> np.ndarray:
     return x.float().numpy().astype(ml_dtypes.bfloat16) if x.dtype == torch.bfloat16 else x.numpy()
 
 
-def attention(inputs: Arrays, attributes: Mapping[str, Any], *, convert: Callable[[np.ndarray], Any] = np.asarray, modes: Collection[int] = ()) -> dict[str, np.ndarray]:
+def attention(
+    inputs: Arrays, attributes: Mapping[str, Any], *, convert: Callable[[np.ndarray], Any] = np.asarray, modes: Collection[int] = ()
+) -> dict[str, np.ndarray]:
     """Compute the operator's outputs by the specification.
 
     Args:
@@ -167,7 +169,7 @@ def _split_mask(inputs: Arrays, seq_k: int, convert: Callable[[np.ndarray], Any]
 def peek(steps: Trace) -> dict[int, Any]:
     """Find in a trace what `qk_matmul_output` shows in each mode."""
     scaled, softmax = steps["scale"].result, steps["softmax"]
-    return dict(zip(MODES, (scaled, steps["cap"].result if "cap" in steps else scaled, softmax.arguments["scores"], softmax.result), strict=True))
+    return {0: scaled, 1: steps["cap"].result if "cap" in steps else scaled, 2: softmax.arguments["scores"], 3: softmax.result}
 
 
 def onnx_model(inputs: Arrays, attributes: Mapping[str, Any], *, opset: int, modes: Collection[int] = MODES) -> Any:
@@ -176,10 +178,8 @@ def onnx_model(inputs: Arrays, attributes: Mapping[str, Any], *, opset: int, mod
 
     present = OUTPUTS[1:3] if "past_key" in inputs else ("", "")
     names = [name if name in inputs else "" for name in INPUTS[: 1 + max(map(INPUTS.index, inputs))]]
-    nodes = [
-        helper.make_node("Attention", names, [f"{name}:{mode}" if name else "" for name in ("Y", *present, OUTPUTS[3])], **attributes, qk_matmul_output_mode=mode)
-        for mode in modes
-    ]
+    outputs = {mode: [f"{name}:{mode}" if name else "" for name in ("Y", *present, OUTPUTS[3])] for mode in modes}
+    nodes = [helper.make_node("Attention", names, outputs[mode], **attributes, qk_matmul_output_mode=mode) for mode in modes]
     kinds = {name: helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in inputs.items()}
     given = [helper.make_tensor_value_info(name, kinds[name], x.shape) for name, x in inputs.items()]
     wanted = [helper.make_tensor_value_info(name, kinds["Q"], None) for node in nodes for name in node.output if name]

@@ -6,15 +6,19 @@ from typing import Any, get_args
 import numpy as np
 
 import attnspec
+from attnspec import Policy
 from attnspec.spec.policy import EmptyRow
 
 # Both sides work in float64. An output is a sum of some 60 products (d_model, d_k, seq_k and h * d_v of them in a row) of
 # numbers up to about 4, each rounded by 1.1e-16: at worst 60 * 4 * 1.1e-16 = 2.6e-14, and in fact far less.
 DOUBLE = 2e-14
 
-# The peer takes a softmax, a norm or the angles of a rotation in float32, whatever the dtype of its input: scores up to
-# about 10 are rounded by 6e-8 of their size, the weights follow by as much, and so does an output of weights times
-# numbers up to 4.
+# Both take the softmax in float32, which is declared: they round the scores alike, but each weight is off by some 4 roundings
+# of 6e-8 of its size, in e^x, the sum and the quotient, and the output by as much of numbers up to 4: 1e-6.
+SOFTMAX = 1e-6
+
+# The peer takes more than the softmax in float32: products, a norm or the angles of a rotation. Scores up to about 10 are off by
+# 6e-8 of their size, and so are the weights, one rounding after the other, and an output of weights times numbers up to 4.
 SINGLE = 3e-6
 
 # Two conventions that differ at all give outputs that differ, at the worst element, by about their own size, which is 1.
@@ -81,7 +85,7 @@ def assert_differs(mine, theirs, /):
     assert gap(mine, theirs) > WRONG
 
 
-def assert_empty_row(expected, theirs, compute, /, *, within, policy=attnspec.Policy()):  # noqa: B008  # it is frozen
+def assert_empty_row(expected, theirs, /, compute, *, within, policy=Policy()):  # noqa: B008  # it is frozen
     """Hold the peer to one convention for queries without a key: that is equal, and no other."""
     __tracebackhide__ = True
     gaps = {row: gap(compute(replace(policy, empty_row=row)), theirs) for row in get_args(EmptyRow)}

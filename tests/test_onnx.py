@@ -10,14 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from onnx_adapter import MODES, attention, collect_cases, onnx_model, peek, run_onnxruntime, show, to_numpy, to_torch, translate
+from onnx_adapter import MODES, attention, collect_cases, onnx_model, peek, run_onnxruntime, show, to_torch, translate
 
 import attnspec
 
 pytestmark = pytest.mark.peers
 
 LIBRARIES = {"numpy": np.asarray, "torch": to_torch}
-CASES = {
+NAMES = {
     23: """
         4d 4d_fp16 4d_gqa 4d_diff_heads_sizes 4d_scaled 4d_gqa_scaled 4d_diff_heads_sizes_scaled 4d_causal 4d_gqa_causal
         4d_diff_heads_sizes_causal 4d_attn_mask 4d_attn_mask_3d 4d_attn_mask_3d_causal 4d_attn_mask_4d 4d_attn_mask_4d_causal
@@ -35,22 +35,25 @@ CASES = {
         3d_with_past_and_present_qk_matmul_softcap 3d_with_past_and_present_qk_matmul_softmax 3d_transpose_verification
         4d_causal_bf16 4d_causal_fp16 4d_attn_mask_causal_bf16 3d_causal_bf16 4d_softcap_neginf_mask
         4d_softcap_neginf_mask_poison 23_boolmask_fullymasked_row_nan_robustness 23_fullymasked_qk_matmul_output_mode3_zero
-    """.split(),
+    """,
     24: """
         4d_diff_heads_mask4d_padded_kv 4d_padded_kv_bf16 4d_causal_padded_kv_bf16 4d_gqa_causal_nonpad_decode
         4d_gqa_causal_nonpad_decode_fp16 4d_causal_nonpad_continued_prefill 4d_causal_with_past_and_present
         causal_boolmask_nan_robustness 4d_causal_nonpad_negative_offset_structural_empty
         24_fullymasked_qk_matmul_output_mode3_zero 24_qk_matmul_output_mode3_softmax_precision
         4d_causal_nonpad_attn_mask_composition 4d_causal_nonpad_batch_prefill
-    """.split(),
+    """,
     25: """
         local_window bidirectional_window local_window_default local_window_rank1_boolean_mask local_window_with_past
         local_window_ext_cache_rank3_head_mask local_window_ext_cache_rank4_batch_mask local_window_ext_cache_rank2_mask
         local_window_ext_cache_float16_mask 3d_local_window local_window_gqa_rank4_mask
-    """.split(),
+    """,
 }
-BFLOAT16 = [name for name in CASES[23] + CASES[24] if "bf16" in name]
-HALF = [*(name for name in sum(CASES.values(), []) if "p16" in name or "bf16" in name), "24_qk_matmul_output_mode3_softmax_precision", "local_window_ext_cache_float16_mask"]
+CASES = {opset: names.split() for opset, names in NAMES.items()}
+ALL = [name for names in CASES.values() for name in names]
+BFLOAT16 = [name for name in ALL if "bf16" in name]
+FLOAT16 = ["4d_fp16", "4d_gqa_with_past_and_present_fp16", "4d_causal_fp16", "4d_gqa_causal_nonpad_decode_fp16"]
+FLOAT16 += ["24_qk_matmul_output_mode3_softmax_precision", "local_window_ext_cache_float16_mask"]
 
 UNIT = 2.0**-24
 """The largest relative error of one rounding to float32."""
@@ -99,13 +102,12 @@ def test_onnx_has_these_cases():
 
 
 def test_these_cases_are_in_half_precision():
-    dtypes = {name: case.outputs["Y"].dtype for name, case in collect_cases().items() if half(case)}
-    assert sorted(dtypes) == sorted(HALF)
-    assert sorted(name for name, dtype in dtypes.items() if dtype == ml_dtypes.bfloat16) == sorted(BFLOAT16)
+    dtypes = {name: half(case) for name, case in collect_cases().items() if half(case)}
+    assert dtypes == {**dict.fromkeys(BFLOAT16, ml_dtypes.bfloat16), **dict.fromkeys(FLOAT16, np.float16)}
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("name", [name for names in CASES.values() for name in names])
+@pytest.mark.parametrize("name", ALL)
 def test_a_case_of_onnx(name, library):
     """Half precision is computed in float32 and rounded once; in bfloat16, what ONNX stores is no answer (see below)."""
     case = collect_cases()[name]
@@ -116,8 +118,9 @@ def test_a_case_of_onnx(name, library):
         assert half(case) or got[output].dtype == stored.dtype
         if name in BFLOAT16 and output == "Y":
             exact = answer(case)["Y"]
-            rounded = got[output].astype(ml_dtypes.bfloat16).astype(np.float64)
-            assert np.all(np.abs(rounded - exact) <= (0.5 + 2**-10) * spacing(exact, ml_dtypes.bfloat16))
+            rounded, step = got[output].astype(ml_dtypes.bfloat16).astype(np.float64), spacing(exact, ml_dtypes.bfloat16)
+            assert np.all(np.abs(rounded - exact) <= (0.5 + 2**-10) * step)  # rounded rightly, or so near a tie that float32 cannot tell
+            assert np.all(np.abs(rounded - stored.astype(np.float64)) <= 2 * step)
         else:
             rounded = got[output].astype(stored.dtype).astype(np.float64)
             np.testing.assert_allclose(rounded, stored.astype(np.float64), rtol=case.rtol, atol=case.atol)
@@ -129,11 +132,11 @@ def test_what_onnx_stores_in_bfloat16_refuses_the_right_answer(name):
     stored, exact = case.outputs["Y"].astype(np.float64), answer(case)["Y"]
     right = exact.astype(ml_dtypes.bfloat16).astype(np.float64)
     assert not np.allclose(right, stored, rtol=case.rtol, atol=case.atol)
-    assert np.max(np.abs(stored - exact) / spacing(exact, ml_dtypes.bfloat16)) > 1.2
+    assert 1.2 < np.max(np.abs(stored - exact) / spacing(exact, ml_dtypes.bfloat16)) < 1.7
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("name", HALF)
+@pytest.mark.parametrize("name", BFLOAT16 + FLOAT16)
 def test_half_precision_step_by_step_is_no_worse_than_onnx(name, library):
     """Every step rounds its result to half precision; the softmax works in float32, as the policy says by default."""
     case = collect_cases()[name]
@@ -259,3 +262,73 @@ def test_onnxruntime_agrees_on_windows(cache, axes, kind):
 def attributes_of(rank, *, grouped, **attributes):
     heads = {"q_num_heads": SIZES["h"], "kv_num_heads": SIZES["h_kv" if grouped else "h"]} if rank == 3 else {}
     return {**heads, **{name: value for name, value in attributes.items() if value is not None}}
+
+
+DEVIATIONS = {  # of ONNX Runtime 1.32 from the cases: what it says, or which output differs
+    "4d_causal_bf16": "NOT_IMPLEMENTED",
+    "4d_attn_mask_causal_bf16": "NOT_IMPLEMENTED",
+    "3d_causal_bf16": "NOT_IMPLEMENTED",
+    "4d_padded_kv_bf16": "NOT_IMPLEMENTED",
+    "4d_causal_padded_kv_bf16": "NOT_IMPLEMENTED",
+    "4d_diff_heads_mask4d_padded_kv": "inconsistent total_sequence_length",  # the standard fills up a mask that ends early
+    "4d_with_past_and_present_qk_matmul_bias_3d_mask_causal": show(2),
+    "4d_with_past_and_present_qk_matmul_bias_4d_mask_causal": show(2),
+    "4d_causal_fp16": "Y",
+}
+
+
+def run_case(name):
+    case = collect_cases()[name]
+    inputs = dict(zip([given.name for given in case.model.graph.input], case.inputs.values(), strict=True))
+    return dict(zip(case.outputs, run_onnxruntime(case.model, inputs).values(), strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if DEVIATIONS.get(name, show(2))[0] in "Yq"])
+def test_onnxruntime_passes_the_case_or_is_known_to_differ(name):
+    case = collect_cases()[name]
+    got = run_case(name)
+    differ = [output for output, stored in case.outputs.items() if not np.allclose(got[output], stored, rtol=case.rtol, atol=case.atol)]
+    assert differ == ([DEVIATIONS[name]] if name in DEVIATIONS else [])
+
+
+@pytest.mark.parametrize("name", [name for name, output in DEVIATIONS.items() if output[0] not in "Yq"])
+def test_onnxruntime_is_known_to_refuse(name):
+    with pytest.raises(Exception, match=DEVIATIONS[name]):
+        run_case(name)
+
+
+@pytest.mark.parametrize("name", [name for name, output in DEVIATIONS.items() if output == show(2)])
+def test_onnxruntime_shows_the_lowest_number_where_causality_drops_a_key(name):
+    stored, got = collect_cases()[name].outputs[show(2)], run_case(name)[show(2)]
+    assert np.isneginf(stored).any()
+    assert set(got[np.isneginf(stored)]) == {LOWEST}
+    np.testing.assert_allclose(got[np.isfinite(stored)], stored[np.isfinite(stored)], rtol=1e-3)
+
+
+def test_onnxruntime_differs_in_float16_since_it_is_the_better_one():
+    case = collect_cases()["4d_causal_fp16"]
+    exact = answer(case)["Y"]
+    off, off_stored = (np.max(np.abs(y - exact) / spacing(exact, np.float16)) for y in (run_case("4d_causal_fp16")["Y"], case.outputs["Y"]))
+    assert off < 1 < off_stored
+
+
+def test_the_kernel_of_onnxruntime_refuses_a_mask_of_keys():
+    inputs = draw("none", "seq_k", "boolean", rank=4, grouped=True, d_v=17, rng=np.random.default_rng(0))
+    with pytest.raises(Exception, match="attn_mask must be 2D or 3D or 4D"):
+        run_onnxruntime(onnx_model(inputs, {}, opset=24), inputs)
+
+
+@pytest.mark.parametrize("opset", [24, 25])
+def test_the_reference_of_onnx_shows_the_capped_scores_in_mode_0(opset):
+    """Its schema, ONNX Runtime and this specification show the scores before the cap; no case has both."""
+    from onnx.reference import ReferenceEvaluator
+
+    inputs = draw("none", None, None, rank=4, grouped=True, d_v=17, rng=np.random.default_rng(0))
+    model = onnx_model(inputs, {"softcap": 1.5}, opset=opset)
+    reference = dict(zip([output.name for output in model.graph.output], ReferenceEvaluator(model).run(None, dict(inputs)), strict=True))
+    ours = attention(inputs, {"softcap": 1.5}, modes=MODES)
+    assert np.max(np.abs(ours[show(0)])) > 1.5
+    np.testing.assert_allclose(run_onnxruntime(model, inputs)[show(0)], ours[show(0)], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(reference[show(0)], ours[show(1)], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(reference[show(1)], ours[show(1)], rtol=1e-4, atol=1e-5)
+    assert not any("softcap" in case.attributes and show(0) in case.outputs for case in collect_cases().values())

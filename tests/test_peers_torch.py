@@ -37,7 +37,7 @@ def torch_all(*arrays):
 
 def attend(array, heads, *, grouping="contiguous", **options):
     queries, keys, values = map(array, heads)
-    keys, values = (share(t, h=queries.shape[1], grouping=grouping) for share, t in zip((attnspec.share_keys, attnspec.share_values), (keys, values), strict=True))
+    keys, values = attnspec.share_keys(keys, h=6, grouping=grouping), attnspec.share_values(values, h=6, grouping=grouping)
     return attnspec.attend(queries, keys, values, **options)
 
 
@@ -92,22 +92,23 @@ class TestScaledDotProductAttention:
         assert_empty_row(row, theirs, lambda policy: attend(array, heads, keep=mask, policy=policy), within=DOUBLE)
 
 
-def load(parameters, *, fused=None, **options):
-    """Convert to `torch.nn.MultiheadAttention`, of which heads are rows of its matrices, all queries, keys, values in turn."""
+def load(parameters, **options):
+    """Convert to PyTorch's layer: its matrices hold the heads in turn, and are one matrix where all inputs are equally wide."""
     heads = parameters.heads
-    module = torch.nn.MultiheadAttention(
-        heads.d_model, heads.h, bias=parameters.b_q is not None, kdim=heads.d_key_in, vdim=heads.d_value_in, dtype=torch.float64, **{"batch_first": True, **options}
-    )
-    fused = heads.d_model == heads.d_key_in == heads.d_value_in if fused is None else fused
+    options = {"bias": parameters.b_q is not None, "kdim": heads.d_key_in, "vdim": heads.d_value_in, "batch_first": True, **options}
+    module = torch.nn.MultiheadAttention(heads.d_model, heads.h, dtype=torch.float64, **options)
     weights = [rearrange(w, "h e k -> (h k) e") for w in (parameters.w_q, parameters.w_k, parameters.w_v)]
-    names = ["q_proj_weight", "k_proj_weight", "v_proj_weight"]
-    state = {"in_proj_weight": np.concatenate(weights)} if fused else dict(zip(names, weights, strict=True))
+    if heads.d_model == heads.d_key_in == heads.d_value_in:
+        state = {"in_proj_weight": np.concatenate(weights)}
+    else:
+        state = dict(zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), weights, strict=True))
     state["out_proj.weight"] = parameters.w_o.T
     if parameters.b_q is not None:
         state["in_proj_bias"] = np.concatenate([rearrange(b, "h k -> (h k)") for b in (parameters.b_q, parameters.b_k, parameters.b_v)])
         state["out_proj.bias"] = parameters.b_o
     if options.get("add_bias_kv"):
-        state["bias_k"], state["bias_v"] = (rearrange(extra[:, :1], "h 1 k -> 1 1 (h k)") for extra in (parameters.extra_k, parameters.extra_v))
+        state["bias_k"] = rearrange(parameters.extra_k[:, :1], "h 1 k -> 1 1 (h k)")
+        state["bias_v"] = rearrange(parameters.extra_v[:, :1], "h 1 k -> 1 1 (h k)")
     module.load_state_dict({name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in state.items()})
     return module
 
@@ -116,9 +117,14 @@ SAME = attnspec.Heads(d_model=33, h=3)
 APART = attnspec.Heads(d_model=33, h=3, d_key_in=17, d_value_in=19)
 
 
+def inputs_of(problem):
+    return torch_all(problem.x, problem.context, problem.context_v)
+
+
 def mha(array, problem, /, *, parameters=None, **options):
     parameters = (problem.parameters if parameters is None else parameters).map(array)
-    return attnspec.multi_head_attention(array(problem.x), parameters, context=array(problem.context), context_v=array(problem.context_v), **options)
+    context, context_v = array(problem.context), array(problem.context_v)
+    return attnspec.multi_head_attention(array(problem.x), parameters, context=context, context_v=context_v, **options)
 
 
 def weights_of(array, problem, /, **options):
@@ -133,7 +139,7 @@ class TestMultiheadAttention:
     @pytest.mark.parametrize("need_weights", [True, False])
     def test_queries_keys_and_values_have_sources_of_their_own(self, array, heads, bias, need_weights):
         problem = draw_problem(heads, bias=bias)
-        theirs, _ = load(problem.parameters)(*torch_all(problem.x, problem.context, problem.context_v), need_weights=need_weights)
+        theirs, _ = load(problem.parameters)(*inputs_of(problem), need_weights=need_weights)
         assert_equal(mha(array, problem), theirs, within=DOUBLE)
         if heads is SAME:
             assert_differs(mha(array, replace(problem, context=problem.context_v, context_v=problem.context)), theirs)
@@ -146,7 +152,7 @@ class TestMultiheadAttention:
 
     def test_the_weights_are_those_of_the_softmax_and_their_mean_over_the_heads(self, array):
         problem = draw_problem(APART)
-        module, inputs = load(problem.parameters), torch_all(problem.x, problem.context, problem.context_v)
+        module, inputs = load(problem.parameters), inputs_of(problem)
         mine = weights_of(array, problem)
         assert_equal(mine, module(*inputs, average_attn_weights=False)[1], within=DOUBLE)
         assert_equal(mine.mean(1), module(*inputs)[1], within=DOUBLE)
@@ -154,34 +160,35 @@ class TestMultiheadAttention:
     @pytest.mark.parametrize("need_weights", [True, False])
     def test_boolean_masks_drop_where_they_are_true(self, array, need_weights):
         problem = draw_problem(APART)
-        module, inputs = load(problem.parameters), torch_all(problem.x, problem.context, problem.context_v)
+        module, inputs = load(problem.parameters), inputs_of(problem)
         each, shared, padding = ~problem.keep, ~draw_keep(5, 7), np.arange(7) >= np.array([[7], [4]])
         shared[:, 0] = each[..., 0] = False  # so that all together leave a key
         for drop, axes in ((each, "batch h seq_q seq_k"), (shared, "seq_q seq_k")):
             given = torch.from_numpy(drop.reshape(-1, 5, 7).squeeze())
             theirs, _ = module(*inputs, attn_mask=given, key_padding_mask=torch.from_numpy(padding), need_weights=need_weights)
-            mask = Mask.drop(array(drop), axes) & Mask.drop(array(padding), "batch seq_k")
-            assert_equal(mha(array, problem, keep=mask), theirs, within=DOUBLE)
-            assert_equal(mha(array, problem, keep=Mask.drop(array(drop), axes) & Mask.lengths(array(np.array([7, 4])))), theirs, within=DOUBLE)
+            mask = Mask.drop(array(drop), axes)
+            assert_equal(mha(array, problem, keep=mask & Mask.drop(array(padding), "batch seq_k")), theirs, within=DOUBLE)
+            assert_equal(mha(array, problem, keep=mask & Mask.lengths(array(np.array([7, 4])))), theirs, within=DOUBLE)
             assert_differs(mha(array, problem, keep=Mask.keep(array(drop), axes)), theirs)
+            assert_differs(mha(array, problem, keep=mask), theirs)
 
     @pytest.mark.parametrize("need_weights", [True, False])
     def test_float_masks_are_biases(self, array, need_weights):
         problem, addend = draw_problem(APART), draw(6, 5, 7)
-        theirs, _ = load(problem.parameters)(*torch_all(problem.x, problem.context, problem.context_v), attn_mask=torch.from_numpy(addend), need_weights=need_weights)
+        theirs, _ = load(problem.parameters)(*inputs_of(problem), attn_mask=torch.from_numpy(addend), need_weights=need_weights)
         assert_equal(mha(array, problem, bias=array(addend.reshape(2, 3, 5, 7))), theirs, within=DOUBLE)
 
     @pytest.mark.parametrize("need_weights", [True, False])
-    @pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"add_bias_kv": True, "add_zero_attn": True}], ids="-".join)
+    @pytest.mark.parametrize("names", [("add_bias_kv",), ("add_zero_attn",), ("add_bias_kv", "add_zero_attn")], ids=" ".join)
     @pytest.mark.parametrize("heads", [SAME, APART], ids=["same widths", "kdim and vdim"])
-    def test_extra_keys_are_projected_already_and_never_masked(self, array, heads, options, need_weights):
+    def test_extra_keys_are_projected_already_and_never_masked(self, array, heads, names, need_weights):
         problem = draw_problem(heads)
-        extra = np.concatenate([draw(3, 1, 11)] * ("add_bias_kv" in options) + [np.zeros((3, 1, 11))] * ("add_zero_attn" in options), axis=1)
+        extra = np.concatenate([{"add_bias_kv": draw(3, 1, 11), "add_zero_attn": np.zeros((3, 1, 11))}[name] for name in names], axis=1)
         parameters = replace(problem.parameters, extra_k=extra, extra_v=extra * 0.5)
         drop = torch.from_numpy(~problem.keep.reshape(6, 5, 7))
         drop[2] = True
-        theirs, weights = load(parameters, **options)(
-            *torch_all(problem.x, problem.context, problem.context_v), attn_mask=drop, need_weights=need_weights, average_attn_weights=False
+        theirs, weights = load(parameters, **dict.fromkeys(names, True))(
+            *inputs_of(problem), attn_mask=drop, need_weights=need_weights, average_attn_weights=False
         )
         mine = {"parameters": parameters, "keep": Mask.drop(array(drop.numpy().reshape(2, 3, 5, 7)))}
         assert_equal(mha(array, problem, **mine), theirs, within=DOUBLE)
@@ -210,8 +217,8 @@ class TestMultiheadAttention:
         module, (x, drop) = load(problem.parameters).eval(), torch_all(problem.x, padding)
         with torch.set_grad_enabled(path != "fast"):
             theirs, _ = module(x, x, x, key_padding_mask=drop, need_weights=path != "no weights")
-        problem = replace(problem, context=problem.x, context_v=problem.x)
-        assert_empty_row(row, theirs, lambda policy: mha(array, problem, keep=Mask.drop(array(padding), "batch seq_k"), policy=policy), within=DOUBLE)
+        problem, mask = replace(problem, context=problem.x, context_v=problem.x), Mask.drop(array(padding), "batch seq_k")
+        assert_empty_row(row, theirs, lambda policy: mha(array, problem, keep=mask, policy=policy), within=DOUBLE)
         if row == "zero":
             np.testing.assert_array_equal(theirs[1].detach(), np.broadcast_to(problem.parameters.b_o, (7, 44)))
 
@@ -219,7 +226,7 @@ class TestMultiheadAttention:
     def test_the_causal_hint_replaces_the_mask_where_no_weights_are_needed(self, array, need_weights):
         problem, drop = draw_problem(APART), ~draw_keep(5, 7)
         theirs, _ = load(problem.parameters)(
-            *torch_all(problem.x, problem.context, problem.context_v), attn_mask=torch.from_numpy(drop), need_weights=need_weights, is_causal=True
+            *inputs_of(problem), attn_mask=torch.from_numpy(drop), need_weights=need_weights, is_causal=True
         )
         obeyed, replaced = mha(array, problem, keep=Mask.drop(array(drop), "seq_q seq_k")), mha(array, problem, causal=True)
         assert_equal(obeyed if need_weights else replaced, theirs, within=DOUBLE)
@@ -228,7 +235,7 @@ class TestMultiheadAttention:
     def test_gradients_are_equal(self):
         problem = draw_problem(APART)
         module, drop = load(problem.parameters), torch.from_numpy(~problem.keep.reshape(6, 5, 7))
-        theirs = [t.requires_grad_() for t in torch_all(problem.x, problem.context, problem.context_v)]
+        theirs = [t.requires_grad_() for t in inputs_of(problem)]
         mine = [t.detach().clone().requires_grad_() for t in theirs]
         direction = torch.from_numpy(draw(2, 5, 33))
         module(*theirs, attn_mask=drop)[0].backward(direction)
@@ -257,9 +264,9 @@ class TestFlexAttention:
         heads, slopes = draw_heads(), np.array(attnspec.alibi_slopes(6))
         lean = torch.from_numpy(slopes)
         theirs = flex_attention(*torch_all(*heads), score_mod=lambda s, _b, h, i, j: s - lean[h] * abs(i + 2 - j))
-        positions = attnspec.Positions(array(np.arange(2, 7)[None]), array(np.arange(7)[None]))
-        assert_equal(attend(array, heads, bias=attnspec.linear_bias(array(slopes), positions.queries, positions.keys)), theirs, within=DOUBLE)
-        assert_differs(attend(array, heads, bias=attnspec.linear_bias(array(slopes), array(np.arange(5)[None]), positions.keys)), theirs)
+        places = array(np.arange(2, 7)[None]), array(np.arange(7)[None])
+        assert_equal(attend(array, heads, bias=attnspec.linear_bias(array(slopes), *places)), theirs, within=DOUBLE)
+        assert_differs(attend(array, heads, bias=attnspec.linear_bias(array(slopes), places[0] - 2, places[1])), theirs)
 
     def test_documents_and_a_sliding_window_may_be_mask_mods(self, array):
         heads = draw_heads()

@@ -72,7 +72,7 @@ class Backend(Protocol[A]):
         """Tell where an element is neither infinite nor NaN."""
 
     def max(self, x: A, /, *, axis: int) -> A:
-        """Take the largest along an axis, which stays with size 1."""
+        """Take the largest along an axis, which stays with size 1; of nothing, it is minus infinity."""
 
     def sum(self, x: A, /, *, axis: int) -> A:
         """Add up along an axis, which stays with size 1."""

@@ -130,6 +130,14 @@ class Signature:
             msg = f"{self.name}: {error}."
             raise TypeError(msg) from None
 
+    def without_defaults(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Leave out the arguments of a call that are what they would be by default."""
+        bound = self._parameters.bind(*args, **kwargs)
+        for name, parameter in self._parameters.parameters.items():
+            if name in bound.arguments and bound.arguments[name] is parameter.default:
+                del bound.arguments[name]
+        return bound.args, bound.kwargs
+
     def entries(self, arguments: Mapping[str, Any], /) -> list[Entry]:
         """Pick the arrays out of the arguments, in the order in which they set sizes."""
         given = ((field, field.of(arguments)) for field in self.arrays)

@@ -128,12 +128,14 @@ def step(stage: str, *, equation: str, multiply_adds: str = "0") -> Callable[[Ca
         _steps[info.name] = info
 
         def perform(seam: _Seam, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            body = seam.substitutes.get(info.name, function)
             arguments = info.signature.arguments(args, kwargs)
+            body, given = function, (args, kwargs)
+            if info.name in seam.substitutes:
+                body, given = seam.substitutes[info.name], info.signature.without_defaults(args, kwargs)
             others = {name: other for name, other in seam.substitutes.items() if name != info.name}
             token = _seam.set(_Seam(None, others))  # a substitute may call the step that it stands in for
             try:
-                result, _ = judge(info.signature, arguments, lambda: body(*args, **kwargs), derive=True)
+                result, _ = judge(info.signature, arguments, lambda: body(*given[0], **given[1]), derive=True)
             finally:
                 _seam.reset(token)
             if seam.record is not None:
@@ -250,7 +252,8 @@ def trace() -> Iterator[Trace]:
 def substitute(**functions: Callable[..., Any]) -> Iterator[None]:
     """Run other functions in place of steps: `substitute(scale=my_scale)`.
 
-    A substitute takes what the step takes and returns what it returns; it may call the step itself.
+    A substitute takes what the step takes, less the arguments that have their default, and returns what it returns; it
+    may call the step itself.
 
     Args:
         **functions: the substitutes, by the name of the step.

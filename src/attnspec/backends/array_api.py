@@ -73,7 +73,10 @@ def isfinite(x: Any, /) -> Any:
 
 
 def max(x: Any, /, *, axis: int) -> Any:
-    return array_namespace(x).max(x, axis=axis, keepdims=True)
+    xp = array_namespace(x)
+    if x.shape[axis] == 0:
+        return xp.sum(x, axis=axis, keepdims=True) - xp.inf
+    return xp.max(x, axis=axis, keepdims=True)
 
 
 def sum(x: Any, /, *, axis: int) -> Any:

@@ -70,7 +70,7 @@ def isfinite(x: Array, /) -> Array:
 
 
 def max(x: Array, /, *, axis: int) -> Array:
-    return np.max(x, axis=axis, keepdims=True)
+    return np.max(x, axis=axis, keepdims=True, initial=-np.inf)
 
 
 def sum(x: Array, /, *, axis: int) -> Array:

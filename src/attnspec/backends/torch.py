@@ -67,6 +67,8 @@ def isfinite(x: Tensor, /) -> Tensor:
 
 
 def max(x: Tensor, /, *, axis: int) -> Tensor:
+    if x.shape[axis] == 0:
+        return torch.full_like(torch.sum(x, dim=axis, keepdim=True), -torch.inf)
     return torch.amax(x, dim=axis, keepdim=True)
 
 
