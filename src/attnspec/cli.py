@@ -9,6 +9,7 @@ import typer
 
 from .bookkeeping.ledger import ledger
 from .errors import AttnspecError
+from .heads.command import heads
 from .spec.parameters import Heads
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -32,10 +33,10 @@ def shapes(
     as_json: Annotated[bool, typer.Option("--json", help="Print plain data instead.")] = False,
 ) -> None:
     """Show the shape of every array at your sizes, and what the steps cost."""
-    heads = Heads(d_model=d_model, h=h, h_kv=h_kv, d_k=d_k, d_v=d_v)
-    many, one = (ledger(sizes, batch=batch, seq=seq, seq_k=seq_k) for sizes in (heads, heads.merged()))
+    layer = Heads(d_model=d_model, h=h, h_kv=h_kv, d_k=d_k, d_v=d_v)
+    many, one = (ledger(sizes, batch=batch, seq=seq, seq_k=seq_k) for sizes in (layer, layer.merged()))
     if as_json:
-        data = {"heads": dataclasses.asdict(heads), **many.to_dict(), "one_full_width_head": one.totals()}
+        data = {"heads": dataclasses.asdict(layer), **many.to_dict(), "one_full_width_head": one.totals()}
         print(json.dumps(data, indent=2))
         return
     from rich.console import Console
@@ -44,7 +45,10 @@ def shapes(
 
     console = Console()
     console.print(table(many, title="Every array in float32; a step's line is what it gives"))
-    console.print(compared(heads, many, one))
+    console.print(compared(layer, many, one))
+
+
+app.command()(heads)
 
 
 def main() -> None:

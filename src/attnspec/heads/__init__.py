@@ -1,0 +1,1 @@
+"""What the heads do: the attention of a real model, computed by the specification."""
