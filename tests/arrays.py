@@ -243,7 +243,7 @@ def draw(
         keys=normal(batch, h, seq_k, d_k),
         values=normal(batch, h, seq_k, d_v),
         keep=keep if masked else None,
-        options={"causal": causal, "offset": offset if causal else None, "scale": scale},
+        options={"causal": causal, "offset": offset if causal else None, "scale": scale, "precision": None},
     )
 
 

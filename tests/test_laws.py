@@ -373,6 +373,17 @@ def test_float64_precision_gives_the_float64_weights_rounded_once(problem: Probl
     assert (np.abs(wide - precise) <= np.abs(narrow - precise)).all()
 
 
+@law(seq_k=several)
+def test_the_precision_asked_for_reaches_the_softmax(problem: Problem) -> None:
+    """Through the whole chain and through attention alone."""
+    narrow = problem.map(lambda array: array if array.dtype == bool else array.astype(np.float32)).but(precision="float64")
+    for run in (narrow.run, narrow.attend):
+        with attnspec.trace() as calls:
+            run()
+        scores = calls["softmax"].arguments["scores"]
+        assert_same(calls["softmax"].result, attnspec.softmax(scores.astype(np.float64)).astype(np.float32))
+
+
 # --- formulas that must agree
 
 

@@ -47,7 +47,7 @@ def habit(weights: Float[np.ndarray, "seq_q seq_k"], keep: Bool[np.ndarray, "seq
     patterns = {name: [i for i in asking if looks[i] - i == step] for step, name in _STEPS.items()}
     patterns |= {place_name(j, tokens): [i for i in asking if looks[i] == j] for j in range(len(tokens))}
     name, hits = max(patterns.items(), key=lambda pattern: len(pattern[1]))
-    if 2 * len(hits) < len(asking):
+    if 2 * len(hits) <= len(asking):
         return Habit("", 0, len(asking), 0.0)
     return Habit(name, len(hits), len(asking), float(np.mean([weights[i, looks[i]] for i in hits])))
 
