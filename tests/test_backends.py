@@ -60,6 +60,9 @@ def test_every_step_agrees_with_the_reference(library: Library, settings: dict[s
     expected = reference(rounded, UNIT[dtype] + UNIT["float64"])
     steps = problem.steps()
     for name, result in steps.items():
+        if name == "count_positions":  # of the keys, which are counted last
+            assert_same(unwrap(result), np.arange(rounded.keys.shape[2])[None])
+            continue
         if name.startswith("keep"):
             seen = rounded.seen if name == "keep_both" or rounded.keep is None else rounded.but(keep=None).seen
             assert_same(result, library.wrap(seen if name == "keep_both" else seen[:1, :1]), what=name)

@@ -161,9 +161,9 @@ REFUSED = {
     "attend(q, k, v, causal=True, offset=0.5)": (ConfigError, "attend: offset=0.5 must be int or None."),
     "attend(q, k, v, offset=1)": (
         ConfigError,
-        "attend: offset=1 says where causality starts, but causal=False; give causal=True.",
+        "attend: offset=1 says where the queries stand, but nothing asks; give causal=True, a window or a rotation.",
     ),
-    "attnspec.softmax(s, precision='float16')": (ConfigError, "softmax: precision='float16' must be 'float32' or 'float64' or None."),
+    "attnspec.softmax(s, precision='float16')": (ConfigError, "softmax: precision='float16' must be 'float32' or 'float64' or 'input' or None."),
     "attnspec.share_keys(k, h=7)": (ConfigError, "share_keys: h=7 must be a multiple of h_kv=3"),
     "attnspec.share_values(v, h='6')": (ConfigError, "share_values: h='6' must be int."),
     "attnspec.Heads(d_model=512, h=7)": (ConfigError, "h=7 does not divide d_model=512; h=4 and h=8 would, or give d_k."),
@@ -185,7 +185,7 @@ REFUSED = {
         "b_k (3, 13) has d_k=13, but d_k=7 was set by w_q (3, 17, 7).",
     ),
     "attnspec.ledger(heads, batch=0, seq=5)": (ConfigError, "ledger: batch=0 must be a positive whole number."),
-    "attnspec.substitute(scal=score).__enter__()": (ConfigError, "substitute: there is no step 'scal'; the steps are blend, concatenate, "),
+    "attnspec.substitute(scal=score).__enter__()": (ConfigError, "substitute: there is no step 'scal'; the steps are append_to_cache, bias, blend, "),
     "attnspec.substitute(scale=3).__enter__()": (ConfigError, "substitute: scale=3 must be a function."),
 }
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch.utils.flop_counter import FlopCounterMode
 
 import attnspec
-from attnspec import ShapeError
+from attnspec import Policy, Rotation, ShapeError
 from attnspec.arrays import A
 from attnspec.bookkeeping import ledger_of, prove
 from attnspec.spec import multi_head
@@ -41,12 +41,6 @@ def test_concatenated_heads_are_as_wide_as_the_mixing_matrix_is_high():
     assert w_o.shape[0] == h * d_v
 
 
-WRONG = {
-    "blend": lambda weights, values, /: None,
-    "concatenate": lambda blended, /: None,
-    "score": lambda queries, keys, /: None,
-    "softmax": lambda scores, /, *, precision=None: None,
-}
 ANNOTATIONS = {
     "blend": {"weights": "batch h seq_q seq_k", "values": "batch h seq_k d_v", "return": "batch h seq_k d_v"},
     "concatenate": {"blended": "batch h seq_q d_v", "return": "batch seq_q h+d_v"},
@@ -55,15 +49,22 @@ ANNOTATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", ANNOTATIONS)
 def test_a_wrong_annotation_breaks_the_proof(name, monkeypatch):
-    function = WRONG[name]
-    function.__name__ = name
-    function.__annotations__ = {argument: Float[A, text] for argument, text in ANNOTATIONS[name].items()}
+    function = getattr(attnspec, name).__wrapped__
+    monkeypatch.setattr(function, "__annotations__", {argument: Float[A, text] for argument, text in ANNOTATIONS[name].items()})
     monkeypatch.setattr("attnspec.step._steps", dict(attnspec.step._steps))
     monkeypatch.setattr(multi_head, name, step("attend", equation="")(function))
     with pytest.raises(ShapeError):
         prove()
+
+
+def test_the_chain_fits_with_every_optional_step():
+    everything = Policy(rotation=Rotation(), normalise="rms", cap=3.0, window=(2, None))
+    proof = prove(causal=True, present=("gain_q", "gain_k", "sinks", "gates", "bias"), policy=everything)
+    names = [call.step.name for call in proof.calls]
+    assert {"normalise", "rotate", "keep_causal", "keep_window", "keep_both", "cap", "bias", "gate"} <= set(names)
+    assert names.index("scale") < names.index("cap") < names.index("bias") < names.index("mask") < names.index("softmax")
 
 
 @pytest.mark.parametrize("sizes", SIZES)

@@ -11,17 +11,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Float, jaxtyped
 
+from options import PAIRWISE, draw
+
 import attnspec
 from attnspec import ShapeError
 from attnspec.arrays import Outline
+from attnspec.bookkeeping import evaluate
 from attnspec.signature import Conflict, Signature
 from attnspec.step import _steps
 
 HEADS = attnspec.Heads(d_model=17, h=6, h_kv=3, d_k=7, d_v=13, d_key_in=19, d_value_in=23)
-STEPS = [
-    "project_queries project_keys project_values share_keys share_values score scale keep_causal keep_both mask softmax blend",
-    "concatenate mix",
-]
+CHAIN = (
+    "project_queries project_keys project_values count_positions keep_causal keep_both share_keys share_values "
+    "score scale mask softmax blend concatenate mix"
+).split()
+
+
+def run_every_step():
+    """Trace at least one call of each step there is."""
+    with attnspec.trace() as steps:
+        for choice in PAIRWISE:
+            drawn = draw(choice)
+            drawn.run()
+        _, cache = attnspec.decode(drawn.x[:, :2], drawn.parameters, None, policy=drawn.options["policy"])
+        attnspec.decode(drawn.x[:, 2:], drawn.parameters, cache, policy=drawn.options["policy"])
+        attnspec.packed(np.array([0, 2, 5]), seq_q=5)
+    return steps
+
+
+EVERY_STEP = run_every_step()
 
 
 @pytest.fixture
@@ -37,20 +55,18 @@ def test_a_trace_holds_every_step_in_order_with_axes_and_results(problem):
     x, parameters, options = problem
     with attnspec.trace() as steps:
         y = attnspec.multi_head_attention(x, parameters, **options)
-    assert list(steps) == " ".join(STEPS).split()
+    assert list(steps) == CHAIN
     assert steps["mix"].result is y
     assert steps["softmax"].result.shape == (2, 6, 5, 11)
     assert steps["softmax"].axes == {"scores": ("batch", "h", "seq_q", "seq_k"), "return": ("batch", "h", "seq_q", "seq_k")}
     assert steps["scale"].arguments["d_k"] == 7
     for call in steps.calls:
-        sizes = {**call.sizes, "1": 1}
-        for axis, size in zip(call.axes["return"], call.result.shape, strict=True):
-            known = sizes.get(axis, np.prod([sizes[name] for name in axis.split("*")]) if "*" in axis else None)
-            assert size in {known, 1} if call.step.name == "keep_both" else size == known
+        for axis, size in zip(call.shapes["return"].axes, call.result.shape, strict=True):
+            assert size == evaluate(axis.text, call.sizes) or (axis.broadcast and size == 1)
 
 
-def test_every_step_of_the_package_runs_in_the_chain():
-    assert set(" ".join(STEPS).split()) == set(_steps)
+def test_every_step_of_the_package_runs_for_some_option():
+    assert set(EVERY_STEP) == set(_steps)
 
 
 def test_a_step_that_did_not_run_is_named(problem):
@@ -163,33 +179,34 @@ def test_many_threads_may_learn_signatures_at_once():
     assert errors == []
 
 
-@pytest.mark.parametrize("name", _steps)
-def test_each_step_refuses_a_wrong_rank_for_each_array(name, problem):
-    """No annotation may silently have become Any."""
-    x, parameters, options = problem
-    with attnspec.trace() as steps:
-        attnspec.multi_head_attention(x, parameters, **options)
-    call = steps[name]
-    step = getattr(attnspec, name)
+def split(call):
     arrays = {label: value for label, value in call.arguments.items() if isinstance(value, np.ndarray)}
-    others = {label: value for label, value in call.arguments.items() if label not in arrays}
-    step(*arrays.values(), **others)
+    return arrays, {label: value for label, value in call.arguments.items() if label not in arrays and value is not None}
+
+
+@pytest.mark.parametrize("name", _steps)
+def test_each_step_refuses_a_wrong_rank_for_each_array(name):
+    """No annotation may silently have become Any."""
+    arrays, others = split(EVERY_STEP[name])
+    step = getattr(attnspec, name)
+    positional = {label: others.pop(label) for label in ("offset",) if label in others and name == "count_positions"}
+    step(*arrays.values(), *positional.values(), **others)
     for label in arrays:
         worse = {**arrays, label: arrays[label][None]}
         with pytest.raises(ShapeError, match=f"{label} .* axes, but needs"):
-            step(*worse.values(), **others)
+            step(*worse.values(), *positional.values(), **others)
 
 
 @pytest.mark.parametrize("name", _steps)
-def test_outlines_have_the_shapes_that_arrays_get(name, problem):
-    x, parameters, options = problem
-    with attnspec.trace() as steps:
-        attnspec.multi_head_attention(x, parameters, **options)
-    call = steps[name]
-    drawn = [Outline(v.shape, v.dtype.name) if isinstance(v, np.ndarray) else v for v in call.arguments.values()]
-    arrays = [v for v in drawn if isinstance(v, Outline)]
-    others = {label: value for label, value in call.arguments.items() if not isinstance(value, np.ndarray)}
-    assert getattr(attnspec, name)(*arrays, **others) == Outline(call.result.shape, call.result.dtype.name)
+def test_outlines_have_the_shapes_that_arrays_get(name):
+    call = EVERY_STEP[name]
+    arrays, others = split(call)
+    positional = {label: others.pop(label) for label in ("offset",) if label in others and name == "count_positions"}
+    drawn = [Outline(array.shape, array.dtype.name) for array in arrays.values()]
+    outline = getattr(attnspec, name)(*drawn, *positional.values(), **others)
+    assert outline.dtype == call.result.dtype.name
+    for axis, size, got in zip(call.shapes["return"].axes, outline.shape, call.result.shape, strict=True):
+        assert size == got or (axis.broadcast and got == 1)
 
 
 Array = np.ndarray

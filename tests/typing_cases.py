@@ -31,7 +31,7 @@ attnspec.score(array, tensor)  # error: type-var
 attnspec.attend(tensor, tensor, array)  # error: type-var
 attnspec.score([1.0], [1.0])  # error: type-var
 attnspec.multi_head_attention(array, parameters.to_torch())  # error: misc
-attnspec.attend(array, array, array, precision="float16")  # error: arg-type
+attnspec.softmax(array, precision="float16")  # error: arg-type
 attnspec.attend(array, array, array, True)  # error: call-arg type-var
 attnspec.score(queries=array, keys=array)  # error: call-arg
 attnspec.Heads(512, 8)  # error: call-arg

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ParamSpec, TypeVar
 
 from .axes import Shape, evaluate, shape_of
@@ -161,11 +161,12 @@ def checked(function: Callable[P, R], /) -> Callable[P, R]:
 
 def check_fields(owner: Any, /) -> None:
     """Check the fields of a dataclass against their annotations; to be called when it is built."""
-    if _is_compiling():
+    given = vars(owner)
+    if _is_compiling() or all(given[field.name] is field.default for field in fields(owner)):
         return
     signature, known = _fields_of(type(owner))  # type: ignore[arg-type]  # mypy does not know that types are hashable
-    key = _key((), vars(owner))
-    if not _is_known(key, known) and judge(signature, vars(owner), lambda: None, derive=False)[1]:
+    key = _key((), given)
+    if not _is_known(key, known) and judge(signature, given, lambda: None, derive=False)[1]:
         _remember(key, known)
 
 

@@ -166,7 +166,7 @@ def softmax(
         sinks: each head's score of the sink; None for no sink.
         precision: the dtype to work in; None for that of the scores, but at least float32; `input` for that of the
             scores, whatever it is.
-        empty_row: `nan` gives NaN to a query that keeps no key, anything else zeros.
+        empty_row: `nan` gives NaN to a query that keeps no key and has no sink, anything else zeros.
 
     Returns:
         Weights that add up to 1 for each query, to less where there is a sink, and to 0 where no key is kept, in the

@@ -33,8 +33,8 @@ class Rotation:
         check_fields(self)
         if self.width is not None and (self.width < 2 or self.width % 2):  # noqa: PLR2004  # channels turn in pairs
             raise ConfigError(f"Rotation: width={self.width} must be an even number of channels, at least 2, since they turn in pairs.")
-        if not self.base > 0:
-            raise ConfigError(f"Rotation: base={self.base} must be positive.")
+        if not 0 < self.base < math.inf:
+            raise ConfigError(f"Rotation: base={self.base} must be positive and finite.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Policy:
             key, `bottom_right` the last beside the last.
         window: how many keys a query sees to the left and to the right of its own position; None for no bound.
         empty_row: what a query gets that keeps no key: `zero` weights, `nan`, `uniform` weights over all keys, or the
-            weights it would have `unmasked`.
+            weights it would have `unmasked`. A sink takes its share all the same, and all where the others get none.
         grouping: which key/value head query head i reads: `contiguous`, i // group, or `strided`, i % h_kv.
         rotation: how queries and keys turn with their position; None for not at all.
         normalise: how each head's queries and keys are normalised before that; None for not at all.
@@ -76,6 +76,8 @@ class Policy:
         check_fields(self)
         if self.scale is not None and not math.isfinite(self.scale):
             raise ConfigError(f"Policy: scale={self.scale} must be finite.")
+        if not 0 <= self.epsilon < math.inf:
+            raise ConfigError(f"Policy: epsilon={self.epsilon} must be finite and at least 0.")
         if self.cap is not None and not 0 < self.cap < math.inf:
             raise ConfigError(f"Policy: cap={self.cap} must be positive and finite; None is for no cap.")
         if any(side is not None and side < 0 for side in self.window):
