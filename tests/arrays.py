@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import attnspec
-from attnspec import Parameters
+from attnspec import Parameters, Policy
 
 POISONS = (np.nan, np.inf, -np.inf, 1e30)
 """What must not leak out of a place that nobody looks at."""
@@ -243,7 +243,7 @@ def draw(
         keys=normal(batch, h, seq_k, d_k),
         values=normal(batch, h, seq_k, d_v),
         keep=keep if masked else None,
-        options={"causal": causal, "offset": offset if causal else None, "scale": scale, "precision": None},
+        options={"causal": causal, "offset": offset if causal else None, "scale": scale, "policy": Policy()},
     )
 
 

@@ -58,7 +58,7 @@ def _units(x: Array, n: int) -> float:
 
 
 def _magnitudes(steps: Trace, name: str) -> list[Any]:
-    magnitudes = [None if x is None else np.abs(x) for x in steps[name].arguments.values()]
+    magnitudes = [np.abs(x) for x in steps[name].arguments.values() if isinstance(x, np.ndarray)]
     return magnitudes + [None] * (3 - len(magnitudes))
 
 
