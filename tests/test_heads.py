@@ -146,6 +146,12 @@ class TestRounding:
             allowed[dtype] = allowances(replay(self.layer(dtype)).steps)["blend"].max()
         assert allowed[np.float32] / allowed[np.float64] == pytest.approx(2**29, rel=1e-3)
 
+    def test_it_follows_the_scale_of_the_scores(self):
+        steps = replay(self.layer(np.float64)).steps
+        usual, same, larger = (allowances(steps, scale=scale)["blend"] for scale in (None, 7**-0.5, 1.0))
+        np.testing.assert_allclose(usual, same)
+        assert (larger > 2 * usual).all()
+
     def test_a_layer_needs_parameters_or_queries(self):
         layer = self.layer(np.float32)
         with pytest.raises(attnspec.ConfigError, match="layer 3 has neither parameters nor queries"):

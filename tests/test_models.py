@@ -225,8 +225,10 @@ def test_a_fan_out_that_is_not_known_is_left_to_the_model(children, why):
 def test_transformers_is_left_as_it_was(tmp_path):
     save_model(tmp_path, "bert")
     before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(31)
     observe(tmp_path, TEXT)
-    assert transformers.logging.get_verbosity() == before
+    assert transformers.logging.get_verbosity() == 31
+    transformers.logging.set_verbosity(before)
     assert transformers.AutoModel.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
 
 

@@ -40,7 +40,7 @@ def heads(
         for view in _views(run, replays, layer, head, width=console.width):
             console.print(view)
     if not all(replayed.is_rounding for replayed in replays):
-        pass
+        raise typer.Exit(1)
 
 
 def _run(text: str, model: Path | None) -> "Run":

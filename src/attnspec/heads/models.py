@@ -130,7 +130,6 @@ def _watch(model: "PreTrainedModel", /, **inputs: "torch.Tensor") -> tuple[Layer
             model(**inputs)
     finally:
         _recorder.reset(token)
-        recorder.remove()
     kind = model.config.model_type
     if not recorder.layers:
         raise _past_interface(kind)
@@ -162,13 +161,9 @@ class _Recorder:
         self._parents = {child: parent for parent in model.modules() for child in parent.children()}
         self._given: dict[nn.Module, tuple[Any, bool]] = {}
         self._output: nn.Module | None = None  # of the attention that ran last: its output projection, which runs next
-        self._hooks = [module.register_forward_pre_hook(self._enter, with_kwargs=True) for module in model.modules()]
-        self._hooks += [module.register_forward_hook(self._leave) for module in model.modules()]
-
-    def remove(self) -> None:
-        """Leave the model as it was."""
-        for hook in self._hooks:
-            hook.remove()
+        for module in model.modules():
+            module.register_forward_pre_hook(self._enter, with_kwargs=True)
+            module.register_forward_hook(self._leave)
 
     def record(
         self, module: "nn.Module", own: Projected, blended: npt.NDArray[Any], mask: "torch.Tensor | None", options: Mapping[str, Any]

@@ -32,7 +32,8 @@ def shipped(text: str = TEXT, /) -> Run:
         msg = f"heads: the layers that come with attnspec are kept for {about['text']!r} only, not for {text!r}; --model DIR runs any text."
         raise ConfigError(msg)
     layers = tuple(_layer(index, arrays) for index in about["layers"])
-    return Run(about["model"], text, tuple(about["tokens"]), layers, about["note"], ((0, 2), (1, 8), (5, 11)))
+    note = f"{about['note']} The model, too, ran on the stored ones."
+    return Run(about["model"], text, tuple(about["tokens"]), layers, note, ((0, 2), (1, 8), (5, 11)))
 
 
 def _read() -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
