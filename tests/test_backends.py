@@ -190,7 +190,6 @@ def test_torch_compile_gives_what_eager_execution_gives(tensors: Problem) -> Non
         assert_same(one, wanted)
 
 
-@pytest.mark.xfail(strict=True, raises=torch._dynamo.exc.Unsupported, reason="`judge_fields` does not stand back as steps do")
 def test_torch_compile_sees_through_the_making_of_parameters() -> None:
     """A module may keep its arrays in any form and build `Parameters` when it runs."""
     problem = draw(**PRIMES).map(Library.TORCH.wrap)

@@ -258,7 +258,6 @@ def test_an_axis_of_size_1_in_the_mask_stands_for_all(problem: Problem) -> None:
         assert_same(problem.but(keep=small).run(), problem.but(keep=large).run(), what=f"the output for a mask of shape {small.shape}")
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="`softmax` takes the largest of no scores")
 @law(seq_k=0)
 def test_without_any_position_to_look_at_the_output_is_exactly_b_o(problem: Problem) -> None:
     """No query has a key then."""

@@ -91,7 +91,7 @@ def test_the_words_of_a_model_look_at_different_things(tmp_path):
 def test_grouped_heads_share_their_keys(tmp_path):
     layer = observe(save_model(tmp_path, "llama"), TEXT).layers[0]
     assert layer.projected.keys.shape == (1, 3, SEQ, 8)
-    assert [call.step.name for call in replay(layer).steps.calls][:3] == ["share_keys", "share_values", "score"]
+    assert [call.step.name for call in replay(layer).steps.calls if "share" in call.step.name] == ["share_keys", "share_values"]
 
 
 def test_a_window_comes_as_a_mask(tmp_path):

@@ -161,8 +161,10 @@ def checked(function: Callable[P, R], /) -> Callable[P, R]:
 
 def check_fields(owner: Any, /) -> None:
     """Check the fields of a dataclass against their annotations; to be called when it is built."""
+    if _is_compiling():
+        return
     given = vars(owner)
-    if _is_compiling() or all(given[field.name] is field.default for field in fields(owner)):
+    if all(given[field.name] is field.default for field in fields(owner)):
         return
     signature, known = _fields_of(type(owner))  # type: ignore[arg-type]  # mypy does not know that types are hashable
     key = _key((), given)
