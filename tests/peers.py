@@ -63,8 +63,8 @@ def draw_problem(heads, *, batch=2, seq_q=5, seq_k=7, bias=True, seed=0):
 def gap(mine, theirs, /):
     """The largest difference of two results; infinite where only one of them is NaN."""
     mine, theirs = numpy_of(mine), numpy_of(theirs)
-    assert mine.shape == theirs.shape
-    assert mine.dtype.name == theirs.dtype.name in {"float32", "float64"}
+    assert mine.shape == theirs.shape, f"{mine.shape} is not {theirs.shape}"
+    assert mine.dtype.name == theirs.dtype.name in {"float32", "float64"}, f"{mine.dtype} is not {theirs.dtype}"
     if not np.array_equal(np.isnan(mine), np.isnan(theirs)):
         return np.inf
     return float(np.max(np.abs(np.nan_to_num(mine) - np.nan_to_num(theirs))))
@@ -76,18 +76,20 @@ def numpy_of(array: Any, /):
 
 def assert_equal(mine, theirs, /, *, within):
     __tracebackhide__ = True
-    assert gap(mine, theirs) <= within
+    found = gap(mine, theirs)
+    assert found <= within, f"they differ by {found:.1e}, more than {within:.0e}"
 
 
 def assert_differs(mine, theirs, /):
     """Hold a wrong convention to being seen: the test that the right one is equal could fail."""
     __tracebackhide__ = True
-    assert gap(mine, theirs) > WRONG
+    found = gap(mine, theirs)
+    assert found > WRONG, f"they differ by {found:.1e} only"
 
 
 def assert_empty_row(expected, theirs, /, compute, *, within, policy=Policy()):  # noqa: B008  # it is frozen
     """Hold the peer to one convention for queries without a key: that is equal, and no other."""
     __tracebackhide__ = True
     gaps = {row: gap(compute(replace(policy, empty_row=row)), theirs) for row in get_args(EmptyRow)}
-    assert {row for row, found in gaps.items() if found <= within} == {expected}
-    assert all(found > WRONG for row, found in gaps.items() if row != expected)
+    assert {row for row, found in gaps.items() if found <= within} == {expected}, f"{expected} should be equal: {gaps}"
+    assert all(found > WRONG for row, found in gaps.items() if row != expected), f"only {expected} should be equal: {gaps}"

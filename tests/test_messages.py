@@ -157,6 +157,7 @@ REFUSED = {
     "multi_head_attention(x, None)": (ConfigError, "multi_head_attention: parameters=None must be Parameters."),
     "multi_head_attention(x, {'w_q': 1})": (ConfigError, "multi_head_attention: parameters={'w_q': 1} must be Parameters."),
     "attend(q, k, v, scale='half')": (ConfigError, "attend: scale='half' must be float or None."),
+    "attend(q, k, v, scale=float('nan'))": (ConfigError, "scale: factor=nan must be finite."),
     "attend(q, k, v, causal=2)": (ConfigError, "attend: causal=2 must be bool."),
     "attend(q, k, v, causal=True, offset=0.5)": (ConfigError, "attend: offset=0.5 must be int or None."),
     "attend(q, k, v, offset=1)": (
@@ -215,6 +216,20 @@ def test_a_substitute_that_returns_another_dtype_is_named():
 def test_errors_are_also_the_natural_builtin(error, builtin):
     assert issubclass(error, builtin)
     assert issubclass(error, attnspec.AttnspecError)
+
+
+def test_whole_numbers_are_numbers():
+    np.testing.assert_array_equal(eval("attend(q, k, v, scale=1)", NAMES), eval("attend(q, k, v, scale=1.0)", NAMES))
+
+
+def test_autocast_may_choose_dtypes():
+    tensors = {name: torch.from_numpy(NAMES[name]).float() for name in "qkv"}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = eval("attend(q, k, v)", NAMES | tensors)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), eval("attend(q, k, v)", NAMES | tensors), rtol=0, atol=0.05)
+    with pytest.raises(DtypeError):
+        eval("score(q, k.bfloat16())", NAMES | tensors)
 
 
 def test_the_right_call_is_accepted():

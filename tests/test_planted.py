@@ -353,7 +353,7 @@ def broken_by(fault: Fault, law: str) -> bool:
     try:
         with substitute(**{fault.step: fault.function}):
             LAWS[law]()
-    except (AssertionError, AttnspecError, RuntimeWarning):
+    except (AssertionError, AttnspecError, RuntimeWarning, ValueError):
         return True
     return False
 

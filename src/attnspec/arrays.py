@@ -98,6 +98,11 @@ def library_of(x: object, /) -> str:
     return "jax" if module == "jaxlib" else module
 
 
+def is_autocast(x: Any, /) -> bool:
+    """Tell whether PyTorch chooses the dtypes of this array's operations by itself (`torch.autocast`)."""
+    return library_of(x) == "torch" and bool(sys.modules["torch"].is_autocast_enabled(x.device.type))
+
+
 def backend_of(x: A, /) -> Backend[A]:
     """Find the operations of the library that an array belongs to.
 

@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Shaped, jaxtyped
 
 from . import slips
-from .arrays import Outline, backend_of, dtype_name, library_of
+from .arrays import Outline, backend_of, dtype_name, is_autocast, library_of
 from .axes import alternatives, is_array, is_optional, shape_of
 from .errors import AttnspecError, BackendError, ConfigError, DtypeError, ShapeError
 from .signature import Conflict, Entry, Signature, Sizes
@@ -46,7 +46,7 @@ def judge(signature: Signature, arguments: Mapping[str, Any], run: Callable[[], 
             entry = signature.entry("its result", hint, kept)
             _agree(signature, [*entries, entry])
             _decide_arrays(signature, [*entries, entry], settled, [entry])
-            return kept, kept is result
+            return kept, kept is result and not is_autocast(result)
     return result, True
 
 
@@ -63,10 +63,12 @@ def _require_given(signature: Signature, arguments: Mapping[str, Any]) -> None:
 
 
 def _decide(signature: Signature, arguments: Mapping[str, Any], entries: Sequence[Entry], settled: Sizes) -> None:
-    from beartype.door import is_bearable  # loaded at first use
+    from beartype import BeartypeConf  # loaded at first use
+    from beartype.door import is_bearable
 
+    tower = BeartypeConf(is_pep484_tower=True)  # a whole number is a number too
     for name, hint in signature.options.items():
-        if name in arguments and not is_bearable(arguments[name], hint):
+        if name in arguments and not is_bearable(arguments[name], hint, conf=tower):
             msg = f"{signature.name}: {name}={arguments[name]!r} must be {_readable(hint)}."
             raise ConfigError(msg)
     for axis, (size, _) in settled.items():
@@ -117,7 +119,7 @@ def _agree(signature: Signature, entries: Sequence[Entry]) -> None:
         if not isinstance(entry.value, entry.hint.dtype[Any, "..."]):
             msg = f"{entry.label} is {dtype_name(entry.value)}, but must be {_KINDS.get(entry.shape.kind, entry.shape.kind)}"
             raise DtypeError(f"{signature.name}: {msg}.{slips.guess_kind(entry)}")
-        if floating and entry.shape.kind == "Float" and (clash := _clash(entry, floating, "of dtype", dtype_name)):
+        if floating and entry.shape.kind == "Float" and not is_autocast(entry.value) and (clash := _clash(entry, floating, "of dtype", dtype_name)):
             raise DtypeError(f"{signature.name}: {clash}.")
 
 

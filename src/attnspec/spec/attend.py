@@ -52,9 +52,13 @@ def scale(
         The scores times the factor.
 
     Raises:
-        AttnspecError: the arguments do not fit together.
+        ConfigError: the factor is infinite or NaN.
     """
-    return scores * (1 / math.sqrt(d_k) if factor is None else factor)
+    if factor is None:
+        return scores * (1 / math.sqrt(d_k))
+    if not math.isfinite(factor):
+        raise ConfigError(f"scale: factor={factor} must be finite.")
+    return scores * factor
 
 
 @step("attend", equation=r"S \leftarrow c \tanh(S / c)")
