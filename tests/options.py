@@ -79,7 +79,7 @@ def _convert(value: Any, wrap: Callable[[np.ndarray], Any]) -> Any:
     return value
 
 
-def draw(choice: dict[str, Any], seed: int = 0, sizes: dict[str, int] = SIZES) -> Drawn:  # noqa: B006  # never changed
+def draw(choice: dict[str, Any], seed: int = 0, sizes: dict[str, int] = SIZES) -> Drawn:  # never changed
     """Draw the arrays of a choice, in float64."""
     rng = np.random.default_rng(seed)
     sizes = _sizes(choice, sizes)
@@ -93,7 +93,7 @@ def draw(choice: dict[str, Any], seed: int = 0, sizes: dict[str, int] = SIZES) -
     options |= {"keep": _keep(choice["keep"], sizes, rng), "bias": _bias(choice["bias"], sizes, rng), **_places(choice, sizes, rng)}
     if choice["dropout"]:
         uniform = rng.random((sizes["batch"], sizes["h"], sizes["seq_q"], sizes["seq_k"] + 2 * choice["extra"]))
-        options["dropout"] = Dropout(0.25, lambda shape: uniform.reshape(shape))
+        options["dropout"] = Dropout(0.25, uniform.reshape)
     return Drawn(x, _parameters(choice, heads, rng), options)
 
 
@@ -126,7 +126,10 @@ def _parameters(choice: dict[str, Any], heads: Heads, rng: np.random.Generator) 
     more: dict[str, Any] = {}
     if choice["normalise"] and choice["gains"] != "none":
         own = choice["gains"] == "each"
-        more |= {"gain_q": rng.normal(size=(heads.h if own else 1, heads.d_k)), "gain_k": rng.normal(size=(heads.h_kv if own else 1, heads.d_k))}
+        more |= {
+            "gain_q": rng.normal(size=(heads.h if own else 1, heads.d_k)),
+            "gain_k": rng.normal(size=(heads.h_kv if own else 1, heads.d_k)),
+        }
     if choice["extra"]:
         more |= {"extra_k": rng.normal(size=(heads.h_kv, 2, heads.d_k)), "extra_v": rng.normal(size=(heads.h_kv, 2, heads.d_v))}
     more |= {name: rng.normal(size=heads.h) for name in ("sinks", "gates") if choice[name]}

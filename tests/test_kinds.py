@@ -17,7 +17,7 @@ from attnspec import ShapeError, substitute
 
 BASE = NEUTRAL | {"source": "cross_v", "heads": "equal"}
 SQUARE = NEUTRAL | {"heads": "equal"}
-EQUAL = {name: 3 for name in SIZES}
+EQUAL = dict.fromkeys(SIZES, 3)
 CAUSAL = {"keep": "array", "causal": True}
 
 
@@ -58,10 +58,19 @@ BY_STEPS = {
         {"linear_bias": lambda slopes, q, k: RIGHT["linear_bias"](slopes[::-1], q, k)},
     ),
     "softmax_denominator": (kept(), {"softmax": one_more_column}),
-    "causal_dropped_or_forced": (kept(BASE | {"causal": True}), {"keep_causal": lambda q, k: np.ones((1, 1, q.shape[1], k.shape[1]), bool)}),
+    "causal_dropped_or_forced": (
+        kept(BASE | {"causal": True}),
+        {"keep_causal": lambda q, k: np.ones((1, 1, q.shape[1], k.shape[1]), bool)},
+    ),
     "dropout_mode": (kept(BASE | {"dropout": True}), {"drop": lambda weights, survivors, **_: weights}),
-    "mask_construction": (kept(BASE | {"keep": "lengths"}), {"keep_lengths": lambda keys, lengths: RIGHT["keep_lengths"](keys, lengths + 1)}),
-    "rope_position": (kept(BASE | {"rotation": "half", "places": "offset"}), {"count_positions": lambda tokens, *_: RIGHT["count_positions"](tokens)}),
+    "mask_construction": (
+        kept(BASE | {"keep": "lengths"}),
+        {"keep_lengths": lambda keys, lengths: RIGHT["keep_lengths"](keys, lengths + 1)},
+    ),
+    "rope_position": (
+        kept(BASE | {"rotation": "half", "places": "offset"}),
+        {"count_positions": lambda tokens, *_: RIGHT["count_positions"](tokens)},
+    ),
     "softmax_wrong_axis": (kept(), {"softmax": along(2)}),
     "precision_range": (kept(), {"scale": lambda scores, **sizes: RIGHT["scale"](scores.astype("float16").astype(float), **sizes)}),
     "mask_batch_head_tiling": (
@@ -70,7 +79,11 @@ BY_STEPS = {
     ),
     "head_seq_axis_swap": (
         kept(SQUARE, EQUAL),
-        {f"project_{name}": (lambda name: lambda *a, **k: swap(RIGHT[f"project_{name}"](*a, **k), 1, 2))(name) for name in ("queries", "keys", "values")},
+        {
+            "project_queries": lambda *arrays: swap(RIGHT["project_queries"](*arrays), 1, 2),
+            "project_keys": lambda *arrays: swap(RIGHT["project_keys"](*arrays), 1, 2),
+            "project_values": lambda *arrays: swap(RIGHT["project_values"](*arrays), 1, 2),
+        },
     ),
     "mask_type_confusion": (kept(BASE | {"keep": "array"}), {"mask": lambda scores, keep, **_: scores + keep}),
     "projection_bias": (kept(), {"project_values": lambda context, w, b, **_: RIGHT["project_values"](context, w)}),

@@ -374,7 +374,9 @@ def test_float64_precision_gives_the_float64_weights_rounded_once(problem: Probl
 @law(seq_k=several)
 def test_the_precision_asked_for_reaches_the_softmax(problem: Problem) -> None:
     """Through the whole chain and through attention alone."""
-    narrow = problem.map(lambda array: array if array.dtype == bool else array.astype(np.float32)).but(policy=attnspec.Policy(softmax_precision="float64"))
+    narrow = problem.map(lambda array: array if array.dtype == bool else array.astype(np.float32)).but(
+        policy=attnspec.Policy(softmax_precision="float64")
+    )
     for run in (narrow.run, narrow.attend):
         with attnspec.trace() as calls:
             run()

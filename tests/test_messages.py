@@ -40,8 +40,14 @@ PEERS = {
         "multi_head_attention(x, p, context=c, context_v=c[..., :13])",
         "context_v (2, 11, 13) has d_value_in=13, but d_value_in=17 was set by parameters.w_v",
     ),
-    "longer keys than values": ("attend(q, k, v[:, :, :7])", "values (2, 3, 7, 13) has seq_k=7, but seq_k=11 was set by keys (2, 3, 11, 7)"),
-    "longer values than keys": ("attend(q, k[:, :, :7], v)", "values (2, 3, 11, 13) has seq_k=11, but seq_k=7 was set by keys (2, 3, 7, 7)"),
+    "longer keys than values": (
+        "attend(q, k, v[:, :, :7])",
+        "values (2, 3, 7, 13) has seq_k=7, but seq_k=11 was set by keys (2, 3, 11, 7)",
+    ),
+    "longer values than keys": (
+        "attend(q, k[:, :, :7], v)",
+        "values (2, 3, 11, 13) has seq_k=11, but seq_k=7 was set by keys (2, 3, 7, 7)",
+    ),
     "longer context than context_v": (
         "multi_head_attention(x, p, context=c, context_v=c[:, :7])",
         "context_v (2, 7, 17) has seq_k=7, but seq_k=11 was set by context (2, 11, 17)",
@@ -98,9 +104,13 @@ def test_what_peers_accept_or_garble_is_refused(row):
 GUESSES = {
     "attend(q.swapaxes(1, 2), k, v)": "Perhaps queries has heads and sequence swapped; here the heads come first.",
     "attend(q, k.swapaxes(1, 2), v)": "Perhaps keys has heads and sequence swapped; here the heads come first.",
-    "attend(q.swapaxes(1, 2), k.swapaxes(1, 2), v.swapaxes(1, 2))": "Perhaps every array has heads and sequence swapped; here the heads come first.",
+    "attend(q.swapaxes(1, 2), k.swapaxes(1, 2), v.swapaxes(1, 2))": (
+        "Perhaps every array has heads and sequence swapped; here the heads come first."
+    ),
     "multi_head_attention(x, p, context=c.swapaxes(0, 1))": "Perhaps context is sequence-first; here the batch comes first.",
-    "multi_head_attention(x.swapaxes(0, 1), p, context=c.swapaxes(0, 1))": "Perhaps every array is sequence-first; here the batch comes first.",
+    "multi_head_attention(x.swapaxes(0, 1), p, context=c.swapaxes(0, 1))": (
+        "Perhaps every array is sequence-first; here the batch comes first."
+    ),
     "attend(q, k.swapaxes(1, 2).reshape(2, 11, 21), v)": "Perhaps the heads of keys are not split yet: its last axis, 21, is h*d_k.",
     "attend(q, k, v.swapaxes(1, 2).reshape(2, 11, 39))": "Perhaps the heads of values are not split yet: its last axis, 39, is h*d_v.",
     "project_queries(x, p.w_q.swapaxes(1, 2))": "Perhaps w_q is transposed; here d_model comes before d_k.",
@@ -164,7 +174,10 @@ REFUSED = {
         ConfigError,
         "attend: offset=1 says where the queries stand, but nothing asks; give causal=True, a window or a rotation.",
     ),
-    "attnspec.softmax(s, precision='float16')": (ConfigError, "softmax: precision='float16' must be 'float32' or 'float64' or 'input' or None."),
+    "attnspec.softmax(s, precision='float16')": (
+        ConfigError,
+        "softmax: precision='float16' must be 'float32' or 'float64' or 'input' or None.",
+    ),
     "attnspec.share_keys(k, h=7)": (ConfigError, "share_keys: h=7 must be a multiple of h_kv=3"),
     "attnspec.share_values(v, h='6')": (ConfigError, "share_values: h='6' must be int."),
     "attnspec.Heads(d_model=512, h=7)": (ConfigError, "h=7 does not divide d_model=512; h=4 and h=8 would, or give d_k."),
@@ -186,7 +199,10 @@ REFUSED = {
         "b_k (3, 13) has d_k=13, but d_k=7 was set by w_q (3, 17, 7).",
     ),
     "attnspec.ledger(heads, batch=0, seq=5)": (ConfigError, "ledger: batch=0 must be a positive whole number."),
-    "attnspec.substitute(scal=score).__enter__()": (ConfigError, "substitute: there is no step 'scal'; the steps are append_to_cache, bias, blend, "),
+    "attnspec.substitute(scal=score).__enter__()": (
+        ConfigError,
+        "substitute: there is no step 'scal'; the steps are append_to_cache, bias, blend, ",
+    ),
     "attnspec.substitute(scale=3).__enter__()": (ConfigError, "substitute: scale=3 must be a function."),
 }
 

@@ -89,7 +89,9 @@ def test_the_version_is_that_of_the_distribution():
 
 def test_the_manifest_is_sorted_and_complete():
     tree = ast.parse((ROOT / "__init__.py").read_text())
-    imports = [(node.module, node.names[0].name, node.names[0].asname) for node in tree.body if isinstance(node, ast.ImportFrom) and node.level]
+    imports = [
+        (node.module, node.names[0].name, node.names[0].asname) for node in tree.body if isinstance(node, ast.ImportFrom) and node.level
+    ]
     assert all(name == public for _, name, public in imports)
     assert [module for module, *_ in imports] == sorted(module for module, *_ in imports)
     steps = {name for name in attnspec.step._steps if hasattr(attnspec, name)}

@@ -13,7 +13,7 @@ import attnspec
 from attnspec import ShapeError, substitute
 
 RIGHT = {name: getattr(attnspec, name).__wrapped__ for name in attnspec.step._steps}
-EQUAL = {name: 3 for name in SIZES} | {"d_k": 4}
+EQUAL = dict.fromkeys(SIZES, 3) | {"d_k": 4}
 SQUARE = NEUTRAL | {"heads": "equal"}
 
 
@@ -69,14 +69,21 @@ FAULTS = {
     "cap": ({"cap": "before"}, [first("cap", lambda s: swapped(s, 2, 3)), then("cap", lambda s: misread(s, 1, 2))]),
     "bias": (
         {"bias": "full"},
-        [second("bias", lambda b: swapped(b, 2, 3)), second("bias", lambda b: swapped(b, 1, 2)), second("bias", lambda b: misread(b, 0, 1))],
+        [
+            second("bias", lambda b: swapped(b, 2, 3)),
+            second("bias", lambda b: swapped(b, 1, 2)),
+            second("bias", lambda b: misread(b, 0, 1)),
+        ],
     ),
-    "keep_window": ({"window": (1, 3)}, [then("keep_window", lambda m: swapped(m, 2, 3)), lambda q, k, **o: RIGHT["keep_window"](k, q, **o)]),
+    "keep_window": ({"window": (1, 3)}, [then("keep_window", lambda m: swapped(m, 2, 3)), then("keep_window", lambda m: m[:, :, ::-1])]),
     "keep_lengths": ({"keep": "lengths"}, [second("keep_lengths", lambda n: n[::-1]), then("keep_lengths", lambda m: swapped(m, 2, 3))]),
     "keep_documents": ({"keep": "documents"}, [lambda q, k: RIGHT["keep_documents"](k, q), then("keep_documents", lambda m: m[::-1])]),
     "keep_extra": (
         {"keep": "array", "extra": True},
-        [lambda keep, *, extra: np.concatenate((np.ones_like(keep[..., :1]).repeat(extra, 3), keep), 3), then("keep_extra", lambda m: swapped(m, 1, 2))],
+        [
+            lambda keep, *, extra: np.concatenate((np.ones_like(keep[..., :1]).repeat(extra, 3), keep), 3),
+            then("keep_extra", lambda m: swapped(m, 1, 2)),
+        ],
     ),
     "extend_keys": (
         {"extra": True},
@@ -96,9 +103,15 @@ FAULTS = {
     ),
     "extend_bias": (
         {"bias": "full", "extra": True},
-        [lambda b, keys, *, extra: np.concatenate((0 * b[..., :1].repeat(extra, 3), b), 3), first("extend_bias", lambda b: swapped(b, 2, 3))],
+        [
+            lambda b, keys, *, extra: np.concatenate((0 * b[..., :1].repeat(extra, 3), b), 3),
+            first("extend_bias", lambda b: swapped(b, 2, 3)),
+        ],
     ),
-    "draw_survivors": ({"dropout": True}, [then("draw_survivors", lambda d: swapped(d, 2, 3)), then("draw_survivors", lambda d: misread(d, 0, 1))]),
+    "draw_survivors": (
+        {"dropout": True},
+        [then("draw_survivors", lambda d: swapped(d, 2, 3)), then("draw_survivors", lambda d: misread(d, 0, 1))],
+    ),
     "drop": ({"dropout": True}, [second("drop", lambda d: swapped(d, 1, 2)), second("drop", lambda d: misread(d, 2, 3))]),
     "gate": (
         {"gates": True},
@@ -106,9 +119,16 @@ FAULTS = {
     ),
     "linear_bias": (
         biased("linear"),
-        [first("linear_bias", lambda m: m[::-1]), lambda m, q, k: swapped(RIGHT["linear_bias"](m, q + q[:, :1] + 1, k), 2, 3), lambda m, q, k: RIGHT["linear_bias"](m, q * 0, k)],
+        [
+            first("linear_bias", lambda m: m[::-1]),
+            lambda m, q, k: swapped(RIGHT["linear_bias"](m, q + q[:, :1] + 1, k), 2, 3),
+            lambda m, q, k: RIGHT["linear_bias"](m, q * 0, k),
+        ],
     ),
-    "relative_bias": (biased("relative"), [lambda t, q, k, **o: RIGHT["relative_bias"](t, k, q, **o), first("relative_bias", lambda t: t[:, ::-1])]),
+    "relative_bias": (
+        biased("relative"),
+        [then("relative_bias", lambda b: swapped(b, 2, 3)), first("relative_bias", lambda t: t[:, ::-1])],
+    ),
     "number_documents": (packed, [then("number_documents", lambda s: s[:, ::-1])]),
     "count_in_documents": (packed, [then("count_in_documents", lambda p: p[:, ::-1])]),
 }
@@ -124,7 +144,8 @@ def right(step):
     if step in ("number_documents", "count_in_documents"):
         drawn = packed(draw(SQUARE | {"causal": True, "rotation": "half"}, seed=1, sizes=EQUAL))
     else:
-        drawn = asked() if callable(asked) else draw(SQUARE | asked, seed=1, sizes=EQUAL)
+        sizes = EQUAL | {"batch": 2} if step == "keep_lengths" else EQUAL
+        drawn = asked() if callable(asked) else draw(SQUARE | asked, seed=1, sizes=sizes)
     return drawn, enclose(drawn.x, drawn.parameters, drawn.options)
 
 

@@ -118,7 +118,9 @@ def test_the_books_of_a_known_layer():
     assert books["mask"].arguments["keep"].bytes == 2 * 8 * 6 * 6
     assert books["softmax"].bytes == 4 * 2 * 8 * 6 * 6
     assert books.to_dict()["totals"] == {
-        "parameters": books.parameters, "multiply_adds": books.multiply_adds, "bytes": sum(line.bytes for line in books.values())
+        "parameters": books.parameters,
+        "multiply_adds": books.multiply_adds,
+        "bytes": sum(line.bytes for line in books.values()),
     }
 
 

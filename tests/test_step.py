@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Float, jaxtyped
-
 from options import PAIRWISE, draw
 
 import attnspec
@@ -213,9 +212,7 @@ Array = np.ndarray
 SIZE = st.integers(1, 3)
 
 
-def pair(
-    left: Float[Array, "a #b c"], right: Float[Array, "#a b d"], third: Float[Array, "c*d b 2"], /
-) -> None: ...
+def pair(left: Float[Array, "a #b c"], right: Float[Array, "#a b d"], third: Float[Array, "c*d b 2"], /) -> None: ...
 
 
 @given(st.tuples(SIZE, SIZE, SIZE), st.tuples(SIZE, SIZE, SIZE), st.tuples(st.integers(1, 6), SIZE, st.just(2)))

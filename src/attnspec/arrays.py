@@ -56,9 +56,6 @@ class Backend(Protocol[A]):
     def exp(self, x: A, /) -> A:
         """Raise e to each element."""
 
-    def log(self, x: A, /) -> A:
-        """Take the natural logarithm of each element."""
-
     def tanh(self, x: A, /) -> A:
         """Take the hyperbolic tangent of each element."""
 
@@ -100,7 +97,10 @@ def library_of(x: object, /) -> str:
 
 def is_autocast(x: Any, /) -> bool:
     """Tell whether PyTorch chooses the dtypes of this array's operations by itself (`torch.autocast`)."""
-    return library_of(x) == "torch" and bool(sys.modules["torch"].is_autocast_enabled(x.device.type))
+    if library_of(x) != "torch":
+        return False
+    torch, device = sys.modules["torch"], x.device.type
+    return bool(torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device))
 
 
 def backend_of(x: A, /) -> Backend[A]:

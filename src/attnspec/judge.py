@@ -119,7 +119,12 @@ def _agree(signature: Signature, entries: Sequence[Entry]) -> None:
         if not isinstance(entry.value, entry.hint.dtype[Any, "..."]):
             msg = f"{entry.label} is {dtype_name(entry.value)}, but must be {_KINDS.get(entry.shape.kind, entry.shape.kind)}"
             raise DtypeError(f"{signature.name}: {msg}.{slips.guess_kind(entry)}")
-        if floating and entry.shape.kind == "Float" and not is_autocast(entry.value) and (clash := _clash(entry, floating, "of dtype", dtype_name)):
+        if (
+            floating
+            and entry.shape.kind == "Float"
+            and not is_autocast(entry.value)
+            and (clash := _clash(entry, floating, "of dtype", dtype_name))
+        ):
             raise DtypeError(f"{signature.name}: {clash}.")
 
 

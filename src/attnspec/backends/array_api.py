@@ -52,10 +52,6 @@ def exp(x: Any, /) -> Any:
     return array_namespace(x).exp(x)
 
 
-def log(x: Any, /) -> Any:
-    return array_namespace(x).log(x)
-
-
 def tanh(x: Any, /) -> Any:
     return array_namespace(x).tanh(x)
 

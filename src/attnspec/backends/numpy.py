@@ -49,10 +49,6 @@ def exp(x: Array, /) -> Array:
     return np.exp(x)
 
 
-def log(x: Array, /) -> Array:
-    return np.log(x)
-
-
 def tanh(x: Array, /) -> Array:
     return np.tanh(x)
 

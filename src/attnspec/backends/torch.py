@@ -46,10 +46,6 @@ def exp(x: Tensor, /) -> Tensor:
     return torch.exp(x)
 
 
-def log(x: Tensor, /) -> Tensor:
-    return torch.log(x)
-
-
 def tanh(x: Tensor, /) -> Tensor:
     return torch.tanh(x)
 

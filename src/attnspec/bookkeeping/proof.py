@@ -46,7 +46,9 @@ class Proof:
     calls: tuple[Call, ...]
 
 
-def prove(*, grouped: bool = True, bias: bool = True, present: Collection[str] = (), causal: bool = False, policy: Policy = DEFAULT) -> Proof:
+def prove(
+    *, grouped: bool = True, bias: bool = True, present: Collection[str] = (), causal: bool = False, policy: Policy = DEFAULT
+) -> Proof:
     """Prove, from the annotations alone, that the chain of multi-head attention fits for all sizes.
 
     Each axis gets a symbol for its size. Every step must then find, under each name, the symbol of that name: neither

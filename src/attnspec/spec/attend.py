@@ -35,9 +35,7 @@ def score(
 
 
 @step("attend", equation=r"S \leftarrow S / \sqrt{d_k}")
-def scale(
-    scores: Float[A, "batch h seq_q seq_k"], /, *, d_k: int, factor: float | None = None
-) -> Float[A, "batch h seq_q seq_k"]:
+def scale(scores: Float[A, "batch h seq_q seq_k"], /, *, d_k: int, factor: float | None = None) -> Float[A, "batch h seq_q seq_k"]:
     """Keep the spread of the scores independent of the width of a head.
 
     The formula is that of Vaswani et al. (2017), section 3.2.1: a sum of d_k products of independent numbers of
@@ -81,9 +79,7 @@ def cap(scores: Float[A, "batch h seq_q seq_k"], /, *, limit: float) -> Float[A,
 
 
 @step("attend", equation=r"S \leftarrow S + B")
-def bias(
-    scores: Float[A, "batch h seq_q seq_k"], addend: Float[A, "#batch #h #seq_q #seq_k"], /
-) -> Float[A, "batch h seq_q seq_k"]:
+def bias(scores: Float[A, "batch h seq_q seq_k"], addend: Float[A, "#batch #h #seq_q #seq_k"], /) -> Float[A, "batch h seq_q seq_k"]:
     """Add what is known of a query and a key beforehand: how far apart they are, or how much a key matters.
 
     Args:
@@ -208,9 +204,7 @@ class Dropout:
 
 
 @step("attend", equation=r"D_{ij} = [u_{ij} \ge p],\; u_{ij} \sim U(0, 1)")
-def draw_survivors(
-    weights: Float[A, "batch h seq_q seq_k"], /, *, rate: float, generator: Any
-) -> Bool[A, "batch h seq_q seq_k"]:
+def draw_survivors(weights: Float[A, "batch h seq_q seq_k"], /, *, rate: float, generator: Any) -> Bool[A, "batch h seq_q seq_k"]:
     """Draw which weights survive dropout, each by itself.
 
     Args:

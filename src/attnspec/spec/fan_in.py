@@ -28,7 +28,12 @@ def concatenate(blended: Float[A, "batch h seq_q d_v"], /) -> Float[A, "batch se
 
 @step("fan in", equation=r"Y = Z W^O + b^O", multiply_adds="batch*seq_q*(h*d_v)*d_model")
 def mix(
-    concatenated: Float[A, "batch seq_q h*d_v"], w_o: Float[A, "h*d_v d_model"], b_o: Float[A, " d_model"] | None = None, /, *, precision: Precision | None = None
+    concatenated: Float[A, "batch seq_q h*d_v"],
+    w_o: Float[A, "h*d_v d_model"],
+    b_o: Float[A, " d_model"] | None = None,
+    /,
+    *,
+    precision: Precision | None = None,
 ) -> Float[A, "batch seq_q d_model"]:
     """Let the findings of different heads meet; without this they would stay in separate slots.
 

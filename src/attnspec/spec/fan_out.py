@@ -10,7 +10,12 @@ from .policy import Grouping, Norm
 
 @step("fan out", equation=r"Q_i = X W^Q_i + b^Q_i", multiply_adds="batch*h*seq_q*d_model*d_k")
 def project_queries(
-    x: Float[A, "batch seq_q d_model"], w_q: Float[A, "h d_model d_k"], b_q: Float[A, "h d_k"] | None = None, /, *, precision: Precision | None = None
+    x: Float[A, "batch seq_q d_model"],
+    w_q: Float[A, "h d_model d_k"],
+    b_q: Float[A, "h d_k"] | None = None,
+    /,
+    *,
+    precision: Precision | None = None,
 ) -> Float[A, "batch h seq_q d_k"]:
     """Ask, once per head, what each position looks for.
 
@@ -33,7 +38,12 @@ def project_queries(
 
 @step("fan out", equation=r"K_i = C W^K_i + b^K_i", multiply_adds="batch*h_kv*seq_k*d_key_in*d_k")
 def project_keys(
-    context: Float[A, "batch seq_k d_key_in"], w_k: Float[A, "h_kv d_key_in d_k"], b_k: Float[A, "h_kv d_k"] | None = None, /, *, precision: Precision | None = None
+    context: Float[A, "batch seq_k d_key_in"],
+    w_k: Float[A, "h_kv d_key_in d_k"],
+    b_k: Float[A, "h_kv d_k"] | None = None,
+    /,
+    *,
+    precision: Precision | None = None,
 ) -> Float[A, "batch h_kv seq_k d_k"]:
     """Say, once per key/value head, what each position can be found by.
 
@@ -56,7 +66,12 @@ def project_keys(
 
 @step("fan out", equation=r"V_i = C' W^V_i + b^V_i", multiply_adds="batch*h_kv*seq_k*d_value_in*d_v")
 def project_values(
-    context_v: Float[A, "batch seq_k d_value_in"], w_v: Float[A, "h_kv d_value_in d_v"], b_v: Float[A, "h_kv d_v"] | None = None, /, *, precision: Precision | None = None
+    context_v: Float[A, "batch seq_k d_value_in"],
+    w_v: Float[A, "h_kv d_value_in d_v"],
+    b_v: Float[A, "h_kv d_v"] | None = None,
+    /,
+    *,
+    precision: Precision | None = None,
 ) -> Float[A, "batch h_kv seq_k d_v"]:
     """Say, once per key/value head, what each position has to give.
 
@@ -98,7 +113,9 @@ def share_keys(keys: Float[A, "batch h_kv seq_k d_k"], /, *, h: int, grouping: G
 
 
 @step("fan out", equation=r"V_i = V_{\lfloor i h_{kv} / h \rfloor}")
-def share_values(values: Float[A, "batch h_kv seq_k d_v"], /, *, h: int, grouping: Grouping = "contiguous") -> Float[A, "batch h seq_k d_v"]:
+def share_values(
+    values: Float[A, "batch h_kv seq_k d_v"], /, *, h: int, grouping: Grouping = "contiguous"
+) -> Float[A, "batch h seq_k d_v"]:
     """Give every query head the values of its group: query head i reads value head `i // (h / h_kv)`, or `i % h_kv`.
 
     The grouping is that of Ainslie et al. (2023), "GQA".

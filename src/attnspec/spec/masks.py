@@ -91,9 +91,7 @@ def keep_documents(documents_q: Int[A, "#batch seq_q"], documents_k: Int[A, "#ba
 
 
 @step("attend", equation=r"M_{ij} = M_{ij} \wedge M'_{ij}")
-def keep_both(
-    keep: Bool[A, "#batch #h #seq_q seq_k"], other: Bool[A, "#batch #h #seq_q seq_k"], /
-) -> Bool[A, "#batch #h #seq_q seq_k"]:
+def keep_both(keep: Bool[A, "#batch #h #seq_q seq_k"], other: Bool[A, "#batch #h #seq_q seq_k"], /) -> Bool[A, "#batch #h #seq_q seq_k"]:
     """Let a query see only the keys that both masks keep.
 
     Args:

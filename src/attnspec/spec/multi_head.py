@@ -186,7 +186,16 @@ def _fan_out(x: A, context: A, context_v: A, parameters: Parameters[A], policy: 
 
 
 def _attend_all(
-    queries: A, keys: A, values: A, parameters: Parameters[A], policy: Policy, *, kept: A | None, bias: A | None, scale: float | None, dropout: Dropout | None
+    queries: A,
+    keys: A,
+    values: A,
+    parameters: Parameters[A],
+    policy: Policy,
+    *,
+    kept: A | None,
+    bias: A | None,
+    scale: float | None,
+    dropout: Dropout | None,
 ) -> A:
     """Attend to the extra keys too, and with every query head."""
     if parameters.extra_k is not None and parameters.extra_v is not None:
@@ -200,7 +209,16 @@ def _attend_all(
 
 
 def _attend(
-    queries: A, keys: A, values: A, policy: Policy, *, kept: A | None, bias: A | None, scale: float | None, sinks: A | None, dropout: Dropout | None
+    queries: A,
+    keys: A,
+    values: A,
+    policy: Policy,
+    *,
+    kept: A | None,
+    bias: A | None,
+    scale: float | None,
+    sinks: A | None,
+    dropout: Dropout | None,
 ) -> A:
     scores = score(queries, keys, precision=policy.product_precision)
     scores = scale_scores(scores, d_k=queries.shape[3], factor=policy.scale if scale is None else scale)
@@ -241,12 +259,12 @@ def _positions(queries: A, keys: A, positions: Positions[A] | None, offset: int 
 
 def _require_use(offset: int | None, positions: Positions[A] | None) -> None:
     if offset is not None and positions is None:
-        raise ConfigError(f"attend: offset={offset} says where the queries stand, but nothing asks; give causal=True, a window or a rotation.")
+        raise ConfigError(
+            f"attend: offset={offset} says where the queries stand, but nothing asks; give causal=True, a window or a rotation."
+        )
 
 
-def _kept(
-    queries: A, keys: A, keep: A | Mask | None, positions: Positions[A] | None, policy: Policy, *, causal: bool
-) -> A | None:
+def _kept(queries: A, keys: A, keep: A | Mask | None, positions: Positions[A] | None, policy: Policy, *, causal: bool) -> A | None:
     """Bring all that says which keys a query may attend to into one mask."""
     rules = keep if isinstance(keep, Mask) else Mask()
     if causal:

@@ -198,11 +198,17 @@ class Parameters(Generic[A]):
         kept = [head for head in range(sizes.h) if head not in set(heads)]
         served = Counter(head // group for head in kept)
         if not kept or not set(heads) <= set(range(sizes.h)) or len(set(served.values())) > 1:
-            raise ConfigError(f"prune: heads={sorted(heads)} must be some of the h={sizes.h}, equally many of each group of {group} or all.")
+            raise ConfigError(
+                f"prune: heads={sorted(heads)} must be some of the h={sizes.h}, equally many of each group of {group} or all."
+            )
         rows = [head * sizes.d_v + channel for head in kept for channel in range(sizes.d_v)]
         picked = {"h": kept, "h_kv": sorted(served), "h*d_v": rows}
         given = {name: shape.axes[0] for name, (shape,) in shapes_of(type(self)).items() if getattr(self, name) is not None}
-        index = {name: picked[axis.text] for name, axis in given.items() if axis.text in picked and not (axis.broadcast and getattr(self, name).shape[0] == 1)}
+        index = {
+            name: picked[axis.text]
+            for name, axis in given.items()
+            if axis.text in picked and not (axis.broadcast and getattr(self, name).shape[0] == 1)
+        }
         return replace(self, **{name: _pick(getattr(self, name), rows) for name, rows in index.items()})
 
     def to_torch(self, *, dtype: "torch.dtype | None" = None, device: "torch.device | str | None" = None) -> "Parameters[torch.Tensor]":

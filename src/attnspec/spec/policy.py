@@ -39,7 +39,7 @@ class Rotation:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What an implementation means by attention; the default is ONNX Attention-25.
+    """What an implementation means by attention; the default is ONNX Attention-25, with the softmax at least in float32.
 
     Attributes:
         scale: what the scores are multiplied by; None for `1 / sqrt(d_k)`.
