@@ -1,5 +1,6 @@
 """Models of transformers under watch: small random ones, and a real one where it is installed."""
 
+import dataclasses
 import json
 from importlib import resources, util
 from pathlib import Path
@@ -73,13 +74,13 @@ def test_the_specification_computes_what_the_model_does(kind, tmp_path):
     assert [layer.index for layer in run.layers] == [0, 1]
     for layer in run.layers:
         replayed = replay(layer)
-        own_fan_out = {"blend"} if kind in ROTATING else {"project_queries", "project_keys", "project_values", "blend", "mix"}
-        assert set(replayed.distances) == own_fan_out
+        assert set(replayed.distances) == {"project_queries", "project_keys", "project_values", "blend", "mix"}
+        assert ("rotate" in replayed.steps) is (kind in ROTATING)
         assert replayed.is_rounding
         assert replayed.distances["blend"].difference < 1e-5 * np.abs(layer.blended).max()
         assert replayed.weights.shape == (6, SEQ, SEQ)
         assert bool(replayed.weights[:, 0, 1:].any()) is (kind not in CAUSAL)
-        assert layer.why == ("rotates its queries and keys" if kind in ROTATING else "")
+        assert layer.why == ""
 
 
 def test_the_words_of_a_model_look_at_different_things(tmp_path):
@@ -108,11 +109,31 @@ def test_half_precision_is_run_in_float32(tmp_path):
     assert replay(layer).distances["blend"].difference < 1e-5
 
 
+SCALED = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}}
+
+
+@pytest.mark.parametrize("base", [10_000.0, 500_000.0])
+def test_a_rotation_is_read_from_its_angles(tmp_path, base):
+    options = {"rope_parameters": {"rope_type": "default", "rope_theta": base}}
+    layer = observe(save_model(tmp_path, "llama", **options), TEXT).layers[0]
+    assert layer.rotation == attnspec.Rotation(width=8, base=base)
+    turned = dataclasses.replace(layer, rotation=attnspec.Rotation(width=8, base=base / 2))
+    assert not replay(turned).is_rounding
+
+
+def test_a_rotation_that_is_none_of_ours_is_left_to_the_model(tmp_path):
+    for layer in observe(save_model(tmp_path, "llama", **SCALED), TEXT).layers:
+        assert layer.why == "rotates its queries and keys in a way of its own"
+        assert set(replay(layer).distances) == {"blend"}
+        assert replay(layer).is_rounding
+
+
 def test_the_command_shows_a_model(tmp_path):
-    result = command(TEXT, "--model", save_model(tmp_path, "llama"))
+    result = command(TEXT, "--model", save_model(tmp_path, "llama", **SCALED))
     assert result.exit_code == 0
     assert "share_keys" in result.output
-    assert "Layer 0, 1: fan out is the model's own: it rotates its queries and keys." in " ".join(result.output.split())
+    sentence = "Layer 0, 1: fan out is the model's own: it rotates its queries and keys in a way of its own."
+    assert sentence in " ".join(result.output.split())
     data = json.loads(command(TEXT, "--model", tmp_path, "--layer", 1, "--json").output)
     assert data["tokens"] == TEXT.split()
     assert len(data["layers"][0]["heads"]) == 6
@@ -156,7 +177,7 @@ def test_a_fault_is_found_at_its_step(step, fault, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("gemma2", {}, r"Gemma2Attention caps its scores \(softcap\), which the specification does not have"),
+        ("gemma2", {}, r"Gemma2Attention caps its scores \(softcap\), which PyTorch.s fused attention does not do"),
         ("gpt_oss", {"head_dim": 16, "num_local_experts": 2}, r"GptOssAttention has attention sinks \(s_aux\)"),
         ("bloom", {}, "bloom runs attention of its own"),
         ("gpt_neo", {"num_layers": 2, "attention_types": [[["global"], 2]]}, "gpt_neo runs attention of its own"),

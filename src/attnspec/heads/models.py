@@ -13,7 +13,7 @@ from einops import rearrange
 
 from ..errors import ConfigError
 from ..spec.fan_out import project_queries
-from .projections import output_of, parameters_of
+from .projections import output_of, parameters_of, rotation_of
 from .run import Layer, Projected, Run
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _attend(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     for name in _OTHER_OPERATORS.keys() & {name for name, option in options.items() if option is not None}:
-        msg = f"heads: {type(module).__name__} {_OTHER_OPERATORS[name]} ({name}), which the specification does not have."
+        msg = f"heads: {type(module).__name__} {_OTHER_OPERATORS[name]} ({name}), which PyTorch's fused attention does not do."
         raise ConfigError(msg)
     found, _ = sdpa_attention_forward(module, query, key, value, mask, **options)
     blended = rearrange(_array(found), "batch seq_q h d_v -> batch h seq_q d_v")
@@ -159,7 +159,7 @@ class _Recorder:
     def __init__(self, model: "nn.Module", /) -> None:
         self.layers: list[Layer] = []
         self._parents = {child: parent for parent in model.modules() for child in parent.children()}
-        self._given: dict[nn.Module, tuple[Any, bool]] = {}
+        self._given: dict[nn.Module, tuple[Any, Any]] = {}
         self._output: nn.Module | None = None  # of the attention that ran last: its output projection, which runs next
         for module in model.modules():
             module.register_forward_pre_hook(self._enter, with_kwargs=True)
@@ -169,17 +169,20 @@ class _Recorder:
         self, module: "nn.Module", own: Projected, blended: npt.NDArray[Any], mask: "torch.Tensor | None", options: Mapping[str, Any]
     ) -> None:
         """Note one call of attention."""
-        x, rotates = self._given[module]
+        x, turning = self._given[module]
         self._output = output_of(module, self._parents[module])
         keep = None if mask is None else _keep(mask)
         causal = mask is None and own.queries.shape[2] > 1 and _is_causal(module, options)
-        why = "rotates its queries and keys"
-        layer = Layer(len(self.layers), None, None, own, blended, None, keep, causal, options.get("scaling"), why)
-        self.layers.append(layer if rotates else _with_fan_out(layer, module, self._output, x))
+        rotation = None if turning is None else rotation_of(*map(_array, turning))
+        layer = Layer(len(self.layers), None, None, own, blended, None, keep, causal, options.get("scaling"))
+        if isinstance(rotation, str):
+            self.layers.append(replace(layer, why=rotation))
+        else:
+            self.layers.append(_with_fan_out(replace(layer, rotation=rotation), module, self._output, x))
 
     def _enter(self, module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = args[0] if args else next(iter(kwargs.values()), None)
-        self._given[module] = (given, kwargs.get("position_embeddings") is not None)
+        self._given[module] = (given, kwargs.get("position_embeddings"))
 
     def _leave(self, module: "nn.Module", _: Any, output: Any) -> None:
         if module is self._output:
@@ -199,7 +202,7 @@ def _keep(mask: "torch.Tensor") -> npt.NDArray[np.bool_]:
         return added
     shut: npt.NDArray[np.bool_] = added <= np.finfo(added.dtype).min / 2
     if not np.all(shut | (added == 0)):
-        raise ConfigError("heads: the mask of this model also adds a bias to the scores, which the specification does not have.")
+        raise ConfigError("heads: the mask of this model also adds a bias to the scores, which is not computed again here.")
     return ~shut
 
 

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from einops import rearrange
 
 from ..spec.parameters import Parameters
+from ..spec.policy import Rotation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,6 +62,31 @@ def parameters_of(module: "nn.Module", output: "nn.Module | None", /, *, h: int,
         arrays[f"w_{role}"] = rearrange(weight, "d_in (h d_head) -> h d_in d_head", h=heads[role])
         arrays[f"b_{role}"] = None if bias is None else rearrange(bias, "(h d_head) -> h d_head", h=heads[role])
     return Parameters(**_present(arrays))
+
+
+def rotation_of(cos: npt.NDArray[Any], sin: npt.NDArray[Any], /) -> Rotation | str:
+    """Read how a model turns its queries and keys from the cosines and sines that it multiplies them by.
+
+    Args:
+        cos: the cosine of the angle of each channel, token by token.
+        sin: its sine.
+
+    Returns:
+        The rotation, or why it is none that the specification has.
+    """
+    other = "rotates its queries and keys in a way of its own"
+    if cos.shape[-2] < 2:  # noqa: PLR2004  # the token at position 1 shows the rates
+        return "rotates its queries and keys, and one token cannot show how"
+    width, angles = cos.shape[-1], np.arctan2(sin, cos)[0].astype(np.float64)
+    rates, steps = angles[1, : width // 2], np.arange(width // 2)
+    if width < 4 or not rates[-1] > 0:  # noqa: PLR2004  # one rate, that of 1, leaves the base open
+        return other
+    base = float(f"{rates[-1] ** (-width / (width - 2)):.5g}")
+    turned = np.exp(1j * np.arange(len(angles))[:, None] * base ** (-2 * steps / width))
+    given = cos[0] + 1j * sin[0]
+    if np.abs(given - np.concatenate((turned, turned), axis=-1)).max() > 1e-4 * len(angles):  # noqa: PLR2004  # their rounding
+        return other
+    return Rotation(width=width, base=base)
 
 
 def _present(arrays: Mapping[str, npt.NDArray[Any] | None]) -> dict[str, Any]:

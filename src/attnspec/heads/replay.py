@@ -11,9 +11,10 @@ import numpy.typing as npt
 from ..errors import ConfigError
 from ..spec.fan_out import share_keys, share_values
 from ..spec.multi_head import attend, multi_head_attention
+from ..spec.policy import Policy
 from ..step import Trace, trace
 from .habits import habit
-from .rounding import allowances
+from .rounding import allowances, projections_of
 from .run import Layer
 
 Array = npt.NDArray[Any]
@@ -111,7 +112,7 @@ def replay(layer: Layer, /) -> Replay:
     options: dict[str, Any] = {"keep": layer.keep, "causal": layer.causal, "scale": layer.scale}
     with trace() as steps:
         if layer.x is not None and layer.parameters is not None:
-            multi_head_attention(layer.x, layer.parameters, **options)
+            multi_head_attention(layer.x, layer.parameters, policy=Policy(rotation=layer.rotation), **options)
         elif layer.projected is not None:
             queries, keys, values = layer.projected.queries, layer.projected.keys, layer.projected.values
             if (h := queries.shape[1]) != keys.shape[1]:
@@ -129,7 +130,8 @@ def _distances(layer: Layer, steps: Trace) -> dict[str, Distance]:
     if layer.y is not None:
         own["mix"] = layer.y
     allowed = Context().run(allowances, steps, scale=layer.scale)  # out of reach of what stands in for a step
-    return {name: _distance(steps[name].result, own[name], allowed[name]) for name in steps if name in own}
+    found = {name: steps[name].result for name in steps} | projections_of(steps)
+    return {name: _distance(found[name], own[name], allowed[name]) for name in steps if name in own}
 
 
 def _distance(ours: Array, own: Array, allowed: Array) -> Distance:

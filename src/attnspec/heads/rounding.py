@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ..spec.attend import blend, score
 from ..spec.fan_in import concatenate, mix
 from ..spec.fan_out import project_keys, project_queries, project_values
-from ..step import Trace
+from ..step import Call, Trace
 
 Array = npt.NDArray[Any]
 
@@ -36,6 +36,8 @@ def allowances(steps: Trace, /, *, scale: float | None = None) -> dict[str, Arra
         if (name := project.__name__) in steps:
             source, w, b = _magnitudes(steps, name)
             allowed[name] = _units(source, w.shape[-2] + 1) * project(source, w, b)
+    for name, call in zip(("project_queries", "project_keys"), _turns(steps), strict=False):
+        allowed[name] = _turned(allowed[name], call)
     queries, keys = _magnitudes(steps, "score")[:2]
     weights, values = _magnitudes(steps, "blend")[:2]
     off_queries, off_keys = _shared(allowed.get("project_queries"), queries), _shared(allowed.get("project_keys"), keys)
@@ -50,6 +52,41 @@ def allowances(steps: Trace, /, *, scale: float | None = None) -> dict[str, Arra
         rounded = _units(w_o, len(w_o) + 1) * mix(concatenated, w_o, b_o)
         allowed["mix"] = mix(concatenate(allowed["blend"]), w_o) + rounded
     return allowed
+
+
+def projections_of(steps: Trace, /) -> dict[str, Array]:
+    """Pick the queries and keys as a model has them: turned, where they turn with their position.
+
+    Args:
+        steps: what the specification did.
+
+    Returns:
+        The results of the turns by the name of the projection that they follow; nothing if there was none.
+    """
+    turned = [call.result for call in _turns(steps)]
+    return dict(zip(("project_queries", "project_keys"), turned, strict=False))
+
+
+def _turns(steps: Trace) -> list[Call]:
+    return [call for call in steps.calls if call.step.name == "rotate"]
+
+
+def _turned(off: Array, call: Call) -> Array:
+    """Carry errors through a turn by halves, and add those of its angle.
+
+    An angle of p * base**-e is off by some 2 |log(base**-e)| + 3 units in each of the two computations, and no rate is
+    faster than 1 or slower than e**-20; its cosine and sine and the products add 4.
+    """
+    tokens, positions, half = np.abs(call.arguments["tokens"]), call.arguments["positions"], (call.arguments["width"] or off.shape[3]) // 2
+    units = _units(off, 1) * (86 * positions[:, None, :, None] + 4)
+
+    def paired(x: Array) -> Array:
+        both = x[..., :half] + x[..., half : 2 * half]
+        return np.concatenate((both, both, x[..., 2 * half :]), axis=-1)
+
+    spread = paired(off)
+    spread[..., : 2 * half] += (units * paired(tokens))[..., : 2 * half]
+    return spread.astype(off.dtype)
 
 
 def _units(x: Array, n: int) -> float:

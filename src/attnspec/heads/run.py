@@ -8,6 +8,7 @@ import numpy.typing as npt
 from jaxtyping import Bool, Float
 
 from ..spec.parameters import Parameters
+from ..spec.policy import Rotation
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Layer:
         keep: True where the query may attend to the key; None keeps all.
         causal: whether each query sees only the keys up to its own position.
         scale: the factor for the scores; None for `1 / sqrt(d_k)`.
+        rotation: how the model turns its queries and keys with their position; None if it does not.
         why: what the model does to its queries and keys that the specification does not; empty if nothing.
     """
 
@@ -45,6 +47,7 @@ class Layer:
     keep: Bool[np.ndarray, "#batch #h #seq_q seq_k"] | None = None
     causal: bool = False
     scale: float | None = None
+    rotation: Rotation | None = None
     why: str = ""
 
 
