@@ -84,7 +84,7 @@ def rotation_of(cos: npt.NDArray[Any], sin: npt.NDArray[Any], /) -> Rotation | s
     base = float(f"{rates[-1] ** (-width / (width - 2)):.5g}")
     turned = np.exp(1j * np.arange(len(angles))[:, None] * base ** (-2 * steps / width))
     given = cos[0] + 1j * sin[0]
-    if np.abs(given - np.concatenate((turned, turned), axis=-1)).max() > 1e-4 * len(angles):  # noqa: PLR2004  # their rounding
+    if np.abs(given - np.concatenate((turned, turned), axis=-1)).max() > 1e-4 * len(angles):  # their rounding
         return other
     return Rotation(width=width, base=base)
 
