@@ -31,7 +31,8 @@ ROOMS = {
     "step": {"axes", "errors", "judge", "signature"},
     "spec": GROUND,
     "bookkeeping": {*GROUND, "spec"},
-    "heads": {*GROUND, "spec", "bookkeeping"},
+    "layouts": {*GROUND, "spec"},
+    "heads": {*GROUND, "spec", "bookkeeping", "layouts"},
     "cli": {*GROUND, "spec", "bookkeeping", "heads"},
 }
 

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from einops import rearrange
 from peers import DOUBLE, assert_differs, assert_empty_row, assert_equal, draw_problem
 
 import attnspec
-from attnspec import Mask, Policy
+from attnspec import Mask, Policy, layouts
 
 jax = pytest.importorskip("jax")
 eqx = pytest.importorskip("equinox")
@@ -32,10 +31,7 @@ def equinox_layer(parameters):
     heads = parameters.heads
     sizes = {"key_size": heads.d_key_in, "value_size": heads.d_value_in, "qk_size": heads.d_k, "vo_size": heads.d_v}
     layer = eqx.nn.MultiheadAttention(heads.h, heads.d_model, **sizes, **FOUR_BIASES, key=jax.random.key(0))
-    new = []
-    for w, b in ((parameters.w_q, parameters.b_q), (parameters.w_k, parameters.b_k), (parameters.w_v, parameters.b_v)):
-        new += [rearrange(w, "h e k -> (h k) e"), rearrange(b, "h k -> (h k)")]
-    new += [parameters.w_o.T, parameters.b_o]
+    new = list(layouts.write(parameters, "equinox").values())
     assert [each.shape for each in equinox_arrays(layer)] == [each.shape for each in new]
     return eqx.tree_at(equinox_arrays, layer, list(map(jnp.asarray, new)))
 

@@ -1,13 +1,13 @@
 """Flax: nnx.MultiHeadAttention is the specification, the conventions declared."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
-from einops import rearrange
 from peers import DOUBLE, SOFTMAX, assert_differs, assert_empty_row, assert_equal, draw, draw_problem
 
 import attnspec
-from attnspec import Mask, Policy
+from attnspec import Mask, Policy, layouts
 
 jax = pytest.importorskip("jax")
 nnx = pytest.importorskip("flax.nnx")
@@ -39,11 +39,9 @@ def flax_layer(parameters, **options):
         rngs=nnx.Rngs(0),
         **options,
     )
-    for name, linear in (("q", layer.query), ("k", layer.key), ("v", layer.value)):
-        put(linear.kernel, rearrange(getattr(parameters, f"w_{name}"), "h e k -> e h k"))
-        put(linear.bias, getattr(parameters, f"b_{name}"))
-    put(layer.out.kernel, rearrange(parameters.w_o, "(h v) o -> h v o", h=heads.h))
-    put(layer.out.bias, parameters.b_o)
+    stored = layouts.write(parameters, "flax")
+    for linear, name in itertools.product(("query", "key", "value", "out"), ("kernel", "bias")):
+        put(getattr(getattr(layer, linear), name), stored.get(f"{linear}.{name}"))
     return layer
 
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from einops import rearrange
 from peers import DOUBLE, SINGLE, assert_differs, assert_empty_row, assert_equal, draw_problem
 
 import attnspec
-from attnspec import Mask, Policy
+from attnspec import Mask, Policy, layouts
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # settled when Keras is imported, once for a process
 keras = pytest.importorskip("keras")
@@ -51,9 +50,10 @@ def load(problem, **options):
     else:
         layer = keras.layers.GroupQueryAttention(heads.d_k, heads.h, heads.h_kv, dtype="float64", **options)
     layer.build(problem.x.shape, problem.context_v.shape, problem.context.shape)
-    for name, dense in (("q", layer._query_dense), ("k", layer._key_dense), ("v", layer._value_dense)):
-        put(dense, rearrange(getattr(parameters, f"w_{name}"), "h e k -> e h k"), getattr(parameters, f"b_{name}"))
-    put(layer._output_dense, rearrange(parameters.w_o, "(h v) o -> h v o", h=heads.h), parameters.b_o)
+    stored = layouts.write(parameters, "keras")
+    for name in ("query", "key", "value", "attention_output"):
+        dense = getattr(layer, f"_{name.removeprefix('attention_')}_dense")
+        put(dense, stored[f"{name}/kernel"], stored.get(f"{name}/bias"))
     return layer
 
 

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import and_masks, create_block_mask, flex
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnspec
-from attnspec import Mask, Policy
+from attnspec import Mask, Policy, layouts
 
 pytestmark = pytest.mark.peers
 
@@ -97,18 +97,9 @@ def load(parameters, **options):
     heads = parameters.heads
     options = {"bias": parameters.b_q is not None, "kdim": heads.d_key_in, "vdim": heads.d_value_in, "batch_first": True, **options}
     module = torch.nn.MultiheadAttention(heads.d_model, heads.h, dtype=torch.float64, **options)
-    weights = [rearrange(w, "h e k -> (h k) e") for w in (parameters.w_q, parameters.w_k, parameters.w_v)]
-    if heads.d_model == heads.d_key_in == heads.d_value_in:
-        state = {"in_proj_weight": np.concatenate(weights)}
-    else:
-        state = dict(zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), weights, strict=True))
-    state["out_proj.weight"] = parameters.w_o.T
-    if parameters.b_q is not None:
-        state["in_proj_bias"] = np.concatenate([rearrange(b, "h k -> (h k)") for b in (parameters.b_q, parameters.b_k, parameters.b_v)])
-        state["out_proj.bias"] = parameters.b_o
-    if options.get("add_bias_kv"):
-        state["bias_k"] = rearrange(parameters.extra_k[:, :1], "h 1 k -> 1 1 (h k)")
-        state["bias_v"] = rearrange(parameters.extra_v[:, :1], "h 1 k -> 1 1 (h k)")
+    extra = {name: getattr(parameters, name)[:, :1] if options.get("add_bias_kv") else None for name in ("extra_k", "extra_v")}
+    layout = "torch" if heads.d_model == heads.d_key_in == heads.d_value_in else "torch_separate"
+    state = layouts.write(replace(parameters, **extra), layout)
     module.load_state_dict({name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in state.items()})
     return module
 

@@ -13,7 +13,7 @@ from einops import rearrange
 from peers import DOUBLE, SINGLE, SOFTMAX, assert_differs, assert_empty_row, assert_equal, draw, draw_problem
 
 import attnspec
-from attnspec import Mask, Policy, Positions, Rotation
+from attnspec import Mask, Policy, Positions, Rotation, layouts
 
 pytest.importorskip("transformers")
 
@@ -60,6 +60,8 @@ def linear(name, w, b):
 def separate(p, names=("q_proj", "k_proj", "v_proj", "o_proj")):
     """One matrix for the queries, one for the keys, one for the values, one for the output."""
     q, k, v, o = names
+    if names == ("q_proj", "k_proj", "v_proj", "o_proj"):
+        return layouts.write(p, "llama")
     state = linear(q, p.w_q, p.b_q) | linear(k, p.w_k, p.b_k) | linear(v, p.w_v, p.b_v)
     return state | {f"{o}.weight": p.w_o.T, f"{o}.bias": p.b_o}
 
@@ -67,6 +69,8 @@ def separate(p, names=("q_proj", "k_proj", "v_proj", "o_proj")):
 def fused(p, order, names=("query_key_value", "dense")):
     """One matrix for queries, keys and values together, whose rows stand in the given order."""
     together, o = names
+    if names == ("query_key_value", "dense") and order == "h three k":
+        return layouts.write(p, "gpt_neox")
     weight = rearrange(np.stack([p.w_q, p.w_k, p.w_v]), f"three h e k -> ({order}) e")
     bias = None if p.b_q is None else rearrange(np.stack([p.b_q, p.b_k, p.b_v]), f"three h k -> ({order})")
     return {f"{together}.weight": weight, f"{together}.bias": bias, f"{o}.weight": p.w_o.T, f"{o}.bias": p.b_o}
@@ -182,7 +186,7 @@ class TestGPT2:
     def test_conv1d_stores_the_transpose_and_the_scale_may_fall_with_the_layer(self, how, layer_idx):
         problem = draw_self_attention(SAME)
         config = configure(gpt2.GPT2Config, how, n_embd=60, n_head=6, scale_attn_by_inverse_layer_idx=True)
-        state = {name: each.T for name, each in fused(problem.parameters, "three h k", ("c_attn", "c_proj")).items()}
+        state = layouts.write(problem.parameters, "gpt2")
         layer, x = load(gpt2.GPT2Attention(config, layer_idx=layer_idx), state), torch.from_numpy(problem.x)
         theirs, weights = layer(x, attention_mask=mask_of(config, x, real=REAL))
         options = {"causal": True, "keep": Mask.keep(REAL, "batch seq_k"), "scale": 10**-0.5 / (layer_idx + 1)}
@@ -303,7 +307,7 @@ class TestQwen3:
         problem = replace(problem, parameters=replace(problem.parameters, **gains))
         sizes = {"hidden_size": 18, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10, "num_hidden_layers": 1}
         config = configure(qwen3.Qwen3Config, how, **sizes, attention_bias=True, rms_norm_eps=0.3, rope_parameters=ROPE)
-        state = separate(problem.parameters) | {"q_norm.weight": gains["gain_q"][0], "k_norm.weight": gains["gain_k"][0]}
+        state = layouts.write(problem.parameters, "qwen3")
         theirs = call(load(qwen3.Qwen3Attention(config, 0), state), qwen3.Qwen3RotaryEmbedding(config), problem.x, config=config, real=REAL)
         options = {"causal": True, "keep": Mask.keep(REAL, "batch seq_k")}
         policy = Policy(rotation=Rotation(), normalise="rms", epsilon=0.3, softmax_precision=softmax_of(how))
@@ -346,9 +350,7 @@ class TestCodeGen:
     def test_rows_are_fused_in_four_blocks_of_queries_values_keys(self, how):
         problem = draw_self_attention(attnspec.Heads(d_model=80, h=8), bias=False)
         p, config = problem.parameters, configure(codegen.CodeGenConfig, how, n_embd=80, n_head=8, rotary_dim=4)
-        blocks = np.concatenate([rearrange(w, "(block h) e k -> block (h k) e", block=4) for w in (p.w_q, p.w_v, p.w_k)], axis=1)
-        state = {"qkv_proj.weight": rearrange(blocks, "block row e -> (block row) e"), "out_proj.weight": p.w_o.T}
-        layer = load(codegen.CodeGenAttention(config, 0), state)
+        layer = load(codegen.CodeGenAttention(config, 0), layouts.write(replace(p, b_o=None), "codegen"))
         theirs = call(layer, codegen.CodeGenRotaryEmbedding(config), problem.x, config=config, real=REAL)
         policy = Policy(rotation=Rotation(width=4, pairing="interleaved"), softmax_precision=softmax_of(how))
         options = {"causal": True, "keep": Mask.keep(REAL, "batch seq_k"), "policy": policy}
@@ -363,13 +365,7 @@ class TestFalcon:
         p = problem.parameters
         options = {"hidden_size": 60, "num_attention_heads": 6, "num_kv_heads": 3, "new_decoder_architecture": True, "bias": True}
         config = configure(falcon.FalconConfig, how, **options, rope_parameters=ROPE)
-        rows = np.concatenate(
-            [rearrange(p.w_q, "(g r) e k -> g r k e", g=3), *(rearrange(w, "g e k -> g 1 k e") for w in (p.w_k, p.w_v))], axis=1
-        )
-        bias = np.concatenate([rearrange(p.b_q, "(g r) k -> g r k", g=3), *(rearrange(b, "g k -> g 1 k") for b in (p.b_k, p.b_v))], axis=1)
-        state = {"query_key_value.weight": rearrange(rows, "g r k e -> (g r k) e"), "query_key_value.bias": bias.reshape(-1)}
-        state |= {"dense.weight": p.w_o.T, "dense.bias": p.b_o}
-        layer = load(falcon.FalconAttention(config, 0), state)
+        layer = load(falcon.FalconAttention(config, 0), layouts.write(p, "falcon"))
         theirs = call(partial(layer, alibi=None), falcon.FalconRotaryEmbedding(config), problem.x, config=config, real=REAL)
         options = {"causal": True, "keep": Mask.keep(REAL, "batch seq_k")}
         policy = Policy(rotation=Rotation(), softmax_precision="input")
@@ -383,7 +379,9 @@ class TestGptOss:
         problem, sinks = draw_self_attention(GROUPED), draw(6)
         sizes = {"hidden_size": 18, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10, "num_hidden_layers": 2}
         config = configure(gpt_oss.GptOssConfig, **sizes, attention_bias=True, sliding_window=3, rope_parameters=ROPE)
-        layer = load(gpt_oss.GptOssAttention(config, 0 if sliding else 1), separate(problem.parameters) | {"sinks": sinks})
+        layer = load(
+            gpt_oss.GptOssAttention(config, 0 if sliding else 1), layouts.write(replace(problem.parameters, sinks=sinks), "gpt_oss")
+        )
         theirs = call(layer, gpt_oss.GptOssRotaryEmbedding(config), problem.x, config=config, sliding=sliding, real=REAL)
         options = {"causal": True, "keep": Mask.keep(REAL, "batch seq_k")}
         policy = Policy(rotation=Rotation(), softmax_precision="input", window=(2, None) if sliding else (None, None))

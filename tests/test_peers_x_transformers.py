@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from einops import rearrange
 from peers import DOUBLE, SINGLE, SOFTMAX, assert_differs, assert_empty_row, assert_equal, draw, draw_problem, gap
 
 import attnspec
-from attnspec import Mask, Policy, Positions, Rotation
+from attnspec import Mask, Policy, Positions, Rotation, layouts
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
@@ -38,9 +37,8 @@ def load(parameters, *, dtype=torch.float64, state=None, **options):
     heads = parameters.heads
     sizes = {"dim_head": heads.d_k, "value_dim_head": heads.d_v, "heads": heads.h, "kv_heads": heads.h_kv, "dim_context": heads.d_key_in}
     layer = x_transformers.Attention(heads.d_model, **sizes, **options).to(dtype)
-    names = {"to_q": parameters.w_q, "to_k": parameters.w_k, "to_v": parameters.w_v}
-    weights = {f"{name}.weight": rearrange(w, "h e k -> (h k) e") for name, w in names.items()}
-    weights |= {"to_out.weight": parameters.w_o.T, **(state or {})}
+    matrices = attnspec.Parameters(parameters.w_q, parameters.w_k, parameters.w_v, parameters.w_o)
+    weights = layouts.write(matrices, "x_transformers") | (state or {})
     layer.load_state_dict({name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in weights.items()})
     return layer
 
