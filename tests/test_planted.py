@@ -404,6 +404,9 @@ FAULTS_IN_TORCH: dict[str, dict[str, Callable[..., Any]]] = {
         "mask": lambda scores, keep, /: scores + torch.zeros_like(scores).masked_fill(~keep, -math.inf),
         "softmax": lambda scores, /, **_: torch.nan_to_num(torch.softmax(scores, -1)),
     },
+    "test_a_dropped_key_that_is_broken_has_exactly_no_influence_on_gradients": {  # clean forward, but 0 * NaN backward
+        "score": lambda queries, keys, /: queries @ keys.mT,
+    },
     "test_a_dropped_key_has_exactly_no_influence_on_gradients": {  # not enough against 1e30
         "mask": lambda scores, keep, /: scores - 1e9 * ~keep,
     },

@@ -26,12 +26,13 @@ def score(
         precision: the dtype to multiply in; None for the library's own way.
 
     Returns:
-        How well each key answers each query; any real number.
+        How well each key answers each query; any real number, NaN for a key that is not finite.
 
     Raises:
         AttnspecError: the arguments do not fit together.
     """
-    return product(queries, keys.mT, precision=precision)
+    clean, broken = _without_broken(keys)
+    return backend_of(keys).where(broken, math.nan, product(queries, clean.mT, precision=precision))
 
 
 @step("attend", equation=r"S \leftarrow S / \sqrt{d_k}")
@@ -265,10 +266,8 @@ def blend(
         AttnspecError: the arguments do not fit together.
     """
     xp = backend_of(values)
-    finite = xp.isfinite(values)
-    blended = product(weights, xp.where(finite, values, 0.0), precision=precision)
-    broken = xp.any(~finite, axis=-1).mT  # the keys whose value is not finite, beside the weights of each query
-    return xp.where(xp.any((weights != 0) & broken, axis=-1), math.nan, blended)
+    clean, broken = _without_broken(values)
+    return xp.where(xp.any((weights != 0) & broken, axis=-1), math.nan, product(weights, clean, precision=precision))
 
 
 @step("attend", equation=r"Z_i \leftarrow g_i Z_i")
@@ -288,6 +287,13 @@ def gate(blended: Float[A, "batch h seq_q d_v"], gates: Float[A, " h"], /) -> Fl
         AttnspecError: the arguments do not fit together.
     """
     return blended * gates[:, None, None]
+
+
+def _without_broken(rows: A) -> tuple[A, A]:
+    """Zero what is not finite, and tell which rows had any, in a row of its own: 0 * NaN would be NaN, forward and backward."""
+    xp = backend_of(rows)
+    finite = xp.isfinite(rows)
+    return xp.where(finite, rows, 0.0), xp.any(~finite, axis=-1).mT
 
 
 def _working_dtype(scores: A, precision: Precision | Literal["input"] | None) -> object:
