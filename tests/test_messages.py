@@ -198,6 +198,13 @@ REFUSED = {
         ShapeError,
         "b_k (3, 13) has d_k=13, but d_k=7 was set by w_q (3, 17, 7).",
     ),
+    "attnspec.Mask.drop(keep.astype(float))": (DtypeError, "Mask: drop is float64, but must be boolean."),
+    "attnspec.Mask.keep(keep.astype(int))": (DtypeError, "Mask: keep is int64, but must be boolean."),
+    "attnspec.Mask.additive(keep)": (DtypeError, "Mask: additive is bool, but must be floating-point."),
+    "attnspec.Mask.keep([True])": (BackendError, "Mask: keep is a list, but must be an array"),
+    "attend(q, k, v, keep=attnspec.Mask.lengths(np.array([1.0, 2.0])))": (DtypeError, "lengths is float64, but must be whole numbers."),
+    "attend(q, k, v, keep=[[True]])": (ConfigError, "attend: keep=[[True]] must be an array (#batch #h #seq_q seq_k) or Mask or None."),
+    "attnspec.Dropout('half', None)": (ConfigError, "Dropout: rate='half' must be float."),
     "attnspec.ledger(heads, batch=0, seq=5)": (ConfigError, "ledger: batch=0 must be a positive whole number."),
     "attnspec.substitute(scal=score).__enter__()": (
         ConfigError,

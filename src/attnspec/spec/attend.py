@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 
 from ..arrays import A, Precision, backend_of, dtype_name, product
 from ..errors import ConfigError
-from ..step import step
+from ..step import check_fields, step
 from .policy import EmptyRow
 
 
@@ -200,6 +200,7 @@ class Dropout:
     generator: Any
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.rate < 1:
             raise ConfigError(f"Dropout: rate={self.rate} must be at least 0 and less than 1.")
 

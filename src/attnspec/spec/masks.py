@@ -5,9 +5,9 @@ from typing import Any, Literal, Self
 
 from jaxtyping import Bool, Float, Int
 
-from ..arrays import A, backend_of
+from ..arrays import A, backend_of, dtype_name
 from ..axes import parse
-from ..errors import ConfigError, ShapeError
+from ..errors import BackendError, ConfigError, DtypeError, ShapeError
 from ..step import step
 from .positions import Positions
 
@@ -156,6 +156,17 @@ def _lowest(array: Any) -> float:
     return {"float16": -65504.0, "float64": -1.7976931348623157e308}.get(str(array.dtype).rpartition(".")[2], -3.3895313892515355e38)
 
 
+def _require_kind(array: Any, polarity: Polarity) -> None:
+    if not hasattr(array, "dtype"):
+        raise BackendError(
+            f"Mask: {polarity} is a {type(array).__name__}, but must be an array (of NumPy, PyTorch or another array-API library)."
+        )
+    kind = dtype_name(array)
+    if not ("float" in kind if polarity == "additive" else kind == "bool"):
+        wanted = "floating-point" if polarity == "additive" else "boolean"
+        raise DtypeError(f"Mask: {polarity} is {kind}, but must be {wanted}.")
+
+
 @dataclass(frozen=True, eq=False)
 class Lengths:
     """How many keys of each sequence are real."""
@@ -228,7 +239,7 @@ class Mask:
             The mask.
 
         Raises:
-            ConfigError: the axes are not those, or not as many as the array has.
+            AttnspecError: it is no such array, or the axes are not those, or not as many as the array has.
         """
         return cls._flags(flags, axes, "keep")
 
@@ -244,7 +255,7 @@ class Mask:
             The mask.
 
         Raises:
-            ConfigError: the axes are not those, or not as many as the array has.
+            AttnspecError: it is no such array, or the axes are not those, or not as many as the array has.
         """
         return cls._flags(flags, axes, "drop")
 
@@ -262,7 +273,7 @@ class Mask:
             The mask.
 
         Raises:
-            ConfigError: the axes are not those, or not as many as the array has.
+            AttnspecError: it is no such array, or the axes are not those, or not as many as the array has.
         """
         return cls._flags(addend, axes, "additive")
 
@@ -315,6 +326,7 @@ class Mask:
 
     @classmethod
     def _flags(cls, array: Any, axes: str, polarity: Polarity) -> Self:
+        _require_kind(array, polarity)
         names = tuple(axis.text for axis in parse(axes))
         allowed = ("batch", "h", "seq_q", "seq_k")
         if names != tuple(name for name in allowed if name in names):
