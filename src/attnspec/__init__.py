@@ -32,7 +32,6 @@ from .spec.fan_out import project_queries as project_queries
 from .spec.fan_out import project_values as project_values
 from .spec.fan_out import share_keys as share_keys
 from .spec.fan_out import share_values as share_values
-from .spec.masks import Mask as Mask
 from .spec.masks import keep_both as keep_both
 from .spec.masks import keep_causal as keep_causal
 from .spec.masks import keep_documents as keep_documents
@@ -55,6 +54,7 @@ from .spec.positions import rotate as rotate
 from .spec.ragged import count_in_documents as count_in_documents
 from .spec.ragged import number_documents as number_documents
 from .spec.ragged import packed as packed
+from .spec.rules import Mask as Mask
 from .step import substitute as substitute
 from .step import trace as trace
 

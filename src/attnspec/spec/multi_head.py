@@ -11,10 +11,11 @@ from .attend import scale as scale_scores
 from .cache import Cache
 from .fan_in import concatenate, mix
 from .fan_out import extend_keys, extend_values, normalise, project_keys, project_queries, project_values, share_keys, share_values
-from .masks import Mask, keep_both, keep_extra
+from .masks import keep_both, keep_extra
 from .parameters import Heads, Parameters
 from .policy import Policy
 from .positions import Positions, count_positions, rotate
+from .rules import Mask
 
 DEFAULT = Policy()
 

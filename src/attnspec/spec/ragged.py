@@ -4,8 +4,8 @@ from jaxtyping import Int
 
 from ..arrays import A, backend_of
 from ..step import step
-from .masks import Mask
 from .positions import Positions
+from .rules import Mask
 
 
 @step("fan out", equation=r"s_i = |\{ c : c_0 < c \le i \}|")
