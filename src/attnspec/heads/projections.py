@@ -1,13 +1,12 @@
 """Where models of transformers keep the parameters of their attention, as einops patterns."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from einops import rearrange
 
-from ..spec.parameters import Parameters
+from ..layouts import read
+from ..spec.parameters import Heads, Parameters
 from ..spec.policy import Rotation
 
 if TYPE_CHECKING:
@@ -15,6 +14,11 @@ if TYPE_CHECKING:
 
 _SEPARATE = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", "k_lin", "v_lin"))
 _FUSED = "c_attn"
+_LAYOUT = {
+    "w_q": "d_model (h d_k)", "w_k": "d_model (h_kv d_k)", "w_v": "d_model (h_kv d_v)", "w_qkv": "d_model (part d_k)",
+    "w_o": "(h d_v) d_model",
+    "b_q": "(h d_k)", "b_k": "(h_kv d_k)", "b_v": "(h_kv d_v)", "b_qkv": "(part d_k)", "b_o": "d_model",
+}  # fmt: skip
 _OUTPUT = ("o_proj", "out_proj", "out_lin", "c_proj", "dense")
 _HARMLESS = ("LayerNorm", "dropout", "attention_dropout", "output_dropout", "attn_dropout", "resid_dropout")  # after the heads
 
@@ -52,16 +56,14 @@ def parameters_of(module: "nn.Module", output: "nn.Module | None", /, *, h: int,
         return f"keeps the projections of its {type(module).__name__} in a way that is not known here"
     if between := sorted(children.keys() - {*names, *_OUTPUT}):
         return f"does more than project: its {type(module).__name__} has {' and '.join(between)}"
-    arrays = {"w_o": _weight(output), "b_o": _bias(output)}
-    heads = {"q": h, "k": h_kv, "v": h_kv}
-    if names == (_FUSED,):
-        parts = _split(children[_FUSED])
-    else:
-        parts = {role: (_weight(children[name]), _bias(children[name])) for role, name in zip("qkv", names, strict=True)}
-    for role, (weight, bias) in parts.items():
-        arrays[f"w_{role}"] = rearrange(weight, "d_in (h d_head) -> h d_in d_head", h=heads[role])
-        arrays[f"b_{role}"] = None if bias is None else rearrange(bias, "(h d_head) -> h d_head", h=heads[role])
-    return Parameters(**_present(arrays))
+    held = ("qkv",) if names == (_FUSED,) else ("q", "k", "v")
+    projections = {**{role: children[name] for role, name in zip(held, names, strict=True)}, "o": output}
+    stored = {f"w_{role}": _weight(each) for role, each in projections.items()}
+    biases = {role: getattr(each, "bias", None) for role, each in projections.items()}
+    stored |= {f"b_{role}": bias.detach().numpy().copy() for role, bias in biases.items() if bias is not None}
+    (found, d_model), fanned = stored["w_o"].shape, stored[f"w_{held[0]}"].shape[1]
+    heads = Heads(d_model=d_model, h=h, h_kv=h_kv, d_k=fanned // (h if len(held) > 1 else h + 2 * h_kv), d_v=found // h)
+    return read(stored, {name: (name, pattern) for name, pattern in _LAYOUT.items() if name in stored}, heads)
 
 
 def rotation_of(cos: npt.NDArray[Any], sin: npt.NDArray[Any], /) -> Rotation | str:
@@ -89,18 +91,6 @@ def rotation_of(cos: npt.NDArray[Any], sin: npt.NDArray[Any], /) -> Rotation | s
     return Rotation(width=width, base=base)
 
 
-def _present(arrays: Mapping[str, npt.NDArray[Any] | None]) -> dict[str, Any]:
-    return {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
-
-
-def _split(fused: "nn.Module") -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any] | None]]:
-    """Take GPT-2's fused projection apart: the queries of all heads, then the keys, then the values."""
-    weights = rearrange(_weight(fused), "d_in (three d_out) -> three d_in d_out", three=3)
-    bias = _bias(fused)
-    biases = [None] * 3 if bias is None else rearrange(bias, "(three d_out) -> three d_out", three=3)
-    return dict(zip("qkv", zip(weights, biases, strict=True), strict=True))
-
-
 def _is_linear(module: "nn.Module") -> bool:
     from torch import nn
     from transformers.pytorch_utils import Conv1D
@@ -112,9 +102,5 @@ def _weight(module: Any) -> npt.NDArray[Any]:
     """Read a projection as what multiplies from the right; a Linear keeps it transposed, a Conv1D does not."""
     from torch import nn
 
-    weight = module.weight.detach().numpy().copy()
-    return rearrange(weight, "d_out d_in -> d_in d_out") if isinstance(module, nn.Linear) else weight
-
-
-def _bias(module: Any) -> npt.NDArray[Any] | None:
-    return None if module.bias is None else module.bias.detach().numpy().copy()
+    weight: npt.NDArray[Any] = module.weight.detach().numpy().copy()
+    return weight.T if isinstance(module, nn.Linear) else weight
