@@ -119,7 +119,7 @@ GUESSES = {
     "mask(s, keep[0, 0])": "Perhaps you mean keep[None, None, :, :], the same for all of batch and h.",
     "mask(s, keep[:, 0])": "Perhaps you mean keep[:, None, :, :], the same for all of h.",
     "mask(s, keep[:, 0, 0])": "Perhaps you mean keep[:, None, None, :], the same for all of h and seq_q.",
-    "mask(s, np.where(keep, 0.0, -np.inf))": "Perhaps it is an additive mask: keep == 0 keeps what it leaves as it is.",
+    "mask(s, np.where(keep, 0.0, -np.inf))": "Perhaps it is additive: keep == 0 keeps what it leaves as it is.",
     "mask(s, keep.astype(int))": "Perhaps 1 means keep: keep != 0.",
     "multi_head_attention(x[0], p)": "Perhaps you mean x[None, :, :], the same for all of batch.",
     "attend(q, k, v[:, :, :7])": "Keys and values come in pairs, from the same positions.",
@@ -204,6 +204,7 @@ REFUSED = {
     "attnspec.Mask.keep([True])": (BackendError, "Mask: keep is a list, but must be an array"),
     "attend(q, k, v, keep=attnspec.Mask.lengths(np.array([1.0, 2.0])))": (DtypeError, "lengths is float64, but must be whole numbers."),
     "attend(q, k, v, keep=[[True]])": (ConfigError, "attend: keep=[[True]] must be an array (#batch #h #seq_q seq_k) or Mask or None."),
+    "attnspec.drop(s, s, rate=0.5)": (DtypeError, "drop: survivors is float64, but must be boolean."),
     "attnspec.Dropout('half', None)": (ConfigError, "Dropout: rate='half' must be float."),
     "attnspec.ledger(heads, batch=0, seq=5)": (ConfigError, "ledger: batch=0 must be a positive whole number."),
     "attnspec.substitute(scal=score).__enter__()": (

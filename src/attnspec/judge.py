@@ -12,7 +12,7 @@ from .axes import alternatives, is_array, is_optional, shape_of
 from .errors import AttnspecError, BackendError, ConfigError, DtypeError, ShapeError
 from .signature import Conflict, Entry, Signature, Sizes
 
-_KINDS = {"Float": "floating-point", "Bool": "boolean (True: the query may attend to the key)", "Int": "whole numbers"}
+_KINDS = {"Float": "floating-point", "Bool": "boolean", "Int": "whole numbers"}
 DTYPES = {"Bool": "bool", "Int": "int64"}
 """The dtype of an outline, where its kind of number has just one."""
 
@@ -118,7 +118,7 @@ def _agree(signature: Signature, entries: Sequence[Entry]) -> None:
             raise BackendError(f"{signature.name}: {clash}.")
         if not isinstance(entry.value, entry.hint.dtype[Any, "..."]):
             msg = f"{entry.label} is {dtype_name(entry.value)}, but must be {_KINDS.get(entry.shape.kind, entry.shape.kind)}"
-            raise DtypeError(f"{signature.name}: {msg}.{slips.guess_kind(entry)}")
+            raise DtypeError(f"{signature.name}: {msg}{slips.guess_kind(entry)}")
         if (
             floating
             and entry.shape.kind == "Float"

@@ -32,12 +32,11 @@ def guess(signature: Signature, entries: Sequence[Entry], settled: Sizes, confli
 
 
 def guess_kind(entry: Entry, /) -> str:
-    """Guess why an array holds another kind of number than promised."""
-    if entry.shape.kind != "Bool":
-        return ""
-    if "int" in dtype_name(entry.value):
-        return f" Perhaps 1 means keep: {entry.label} != 0."
-    return f" Perhaps it is an additive mask: {entry.label} == 0 keeps what it leaves as it is."
+    """End the sentence on an array that holds another kind of number than promised; of a mask, with its meaning and a guess."""
+    if entry.label != "keep":
+        return "."
+    guessed = "1 means keep: keep != 0" if "int" in dtype_name(entry.value) else "it is additive: keep == 0 keeps what it leaves as it is"
+    return f" (True: the query may attend to the key). Perhaps {guessed}."
 
 
 def _fits(signature: Signature, entries: Sequence[Entry], settled: Sizes) -> bool:
