@@ -136,6 +136,11 @@ REFUSED = {
         ConfigError,
         "layouts: layout='pytorch' is not known; there are torch, torch_separate, timm,",
     ),
+    "an unknown parameter": (
+        lambda: layouts.read({"x": np.zeros((2, 2))}, {"w_x": ("x", "(h d_k) d_model")}, HEADS),
+        ConfigError,
+        "layouts: x is said to hold w_x, which is none of the parameters, nor several, as w_qkv is.",
+    ),
     "an unknown word": (
         lambda: layouts.write(draw("timm"), {"w_qkv": ("qkv", "(three heads d_k) d_model")}),
         ConfigError,

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Float, jaxtyped
 from options import PAIRWISE, draw
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import attnspec
 from attnspec import ShapeError
@@ -148,6 +150,22 @@ def test_a_known_signature_skips_the_judge_and_another_does_not(monkeypatch):
     for _ in range(2):
         with pytest.raises(ShapeError):
             attnspec.score(queries, keys[:, :1])
+
+
+def test_sizes_that_are_symbols_are_judged_each_time():
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    queries, keys = (mode.from_tensor(torch.ones(2, 3, n, 7), static_shapes=False) for n in (5, 11))
+    with mode:
+        assert attnspec.score(queries, keys).dim() == 4
+
+
+def test_an_annotation_is_read_once():
+    """jaxtyping and beartype keep what they make of each annotation, so a new one for each call would pile up."""
+    signature = attnspec.step.step_of(attnspec.mix).signature
+    arrays = {"concatenated": np.ones((1, 2, 3)), "w_o": np.ones((3, 5))}
+    for first, second in zip(signature.entries(arrays), signature.entries(arrays), strict=True):
+        assert first.hint is second.hint
+        assert first.shape is second.shape
 
 
 def test_the_memory_of_signatures_is_bounded():

@@ -145,6 +145,11 @@ def dtype_name(x: Any, /) -> str:
     return str(getattr(x.dtype, "name", x.dtype)).rpartition(".")[2]
 
 
+def accurate_dtype(x: Any, /) -> Precision:
+    """Choose the dtype for what should not be worked out in half precision: that of `x`, but at least float32."""
+    return "float64" if dtype_name(x) == "float64" else "float32"
+
+
 @dataclass(frozen=True)
 class Outline:
     """An array without its numbers: steps given outlines return outlines, worked out from their annotations.

@@ -1,5 +1,6 @@
 """The judge of a call: jaxtyping and beartype decide; a refusal says who set what should have been."""
 
+import functools
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -41,7 +42,7 @@ def judge(signature: Signature, arguments: Mapping[str, Any], run: Callable[[], 
         _decide(signature, arguments, entries, settled)
         result = run()
         if is_array(hint := signature.hints.get("return")):
-            _require_array(signature, "its result", result)
+            require_array(signature.name, "its result", result)
             kept = _keep_dtype(result, entries) if shape_of(hint).kind == "Float" else result
             entry = signature.entry("its result", hint, kept)
             _agree(signature, [*entries, entry])
@@ -57,7 +58,7 @@ def _require_given(signature: Signature, arguments: Mapping[str, Any]) -> None:
             continue
         value, kinds = arguments[name], [typing.get_origin(kind) or kind for kind in alternatives(hint)]
         if all(map(is_array, kinds)):
-            _require_array(signature, name, value)
+            require_array(signature.name, name, value)
         elif not any(_is_array_like(value) if is_array(kind) else isinstance(value, kind) for kind in kinds):
             raise ConfigError(f"{signature.name}: {name}={value!r} must be {_readable(hint)}.")
 
@@ -72,8 +73,18 @@ def _decide(signature: Signature, arguments: Mapping[str, Any], entries: Sequenc
             msg = f"{signature.name}: {name}={arguments[name]!r} must be {_readable(hint)}."
             raise ConfigError(msg)
     for axis, (size, _) in settled.items():
-        is_bearable(Outline((size,)), Shaped[Any, f" {axis}"])  # type: ignore[arg-type]  # binds the axis for the arrays that follow
+        is_bearable(Outline((size,)), _one_axis(axis))  # binds the axis for the arrays that follow
     _decide_arrays(signature, entries, settled, entries)
+
+
+@functools.cache
+def _one_axis(name: str) -> Any:
+    return Shaped[Any, f" {name}"]
+
+
+@functools.cache
+def _any_shape(kind: Any) -> Any:
+    return kind[Any, "..."]
 
 
 def _decide_arrays(signature: Signature, entries: Sequence[Entry], settled: Sizes, judged: Sequence[Entry]) -> None:
@@ -113,10 +124,10 @@ def _agree(signature: Signature, entries: Sequence[Entry]) -> None:
     """Refuse what is no array, and a mixture of libraries, devices or floating-point dtypes."""
     floating = next((entry for entry in entries if entry.shape.kind == "Float"), None)
     for entry in entries:
-        _require_array(signature, entry.label, entry.value)
+        require_array(signature.name, entry.label, entry.value)
         if clash := _clash(entry, entries[0], "from", library_of) or _clash(entry, entries[0], "on", _device_of):
             raise BackendError(f"{signature.name}: {clash}.")
-        if not isinstance(entry.value, entry.hint.dtype[Any, "..."]):
+        if not isinstance(entry.value, _any_shape(entry.hint.dtype)):
             msg = f"{entry.label} is {dtype_name(entry.value)}, but must be {_KINDS.get(entry.shape.kind, entry.shape.kind)}"
             raise DtypeError(f"{signature.name}: {msg}{slips.guess_kind(entry)}")
         if (
@@ -128,11 +139,21 @@ def _agree(signature: Signature, entries: Sequence[Entry]) -> None:
             raise DtypeError(f"{signature.name}: {clash}.")
 
 
-def _require_array(signature: Signature, label: str, value: Any) -> None:
+def require_array(owner: str, label: str, value: Any, /) -> None:
+    """Refuse what is no array.
+
+    Args:
+        owner: who asks for it.
+        label: what it is called.
+        value: what was given.
+
+    Raises:
+        BackendError: it has no shape or no dtype.
+    """
     if not _is_array_like(value):
         got = "None" if value is None else f"a {type(value).__name__}"
         msg = f"{label} is {got}, but must be an array (of NumPy, PyTorch or another array-API library)"
-        raise BackendError(f"{signature.name}: {msg}.")
+        raise BackendError(f"{owner}: {msg}.")
 
 
 def _is_array_like(value: Any) -> bool:

@@ -75,6 +75,7 @@ class Signature:
     def __init__(self, owner: Any, /) -> None:
         self.name: str = owner.__name__
         self._owner = owner
+        self._promises: dict[Any, tuple[Shape, Any]] = {}
 
     @cached_property
     def _parameters(self) -> inspect.Signature:
@@ -145,11 +146,16 @@ class Signature:
 
     def entry(self, label: str, hint: Any, value: Any, /) -> Entry:
         """Put an array beside its annotation, in which an expression that nothing sets is written as one name."""
+        if hint not in self._promises:  # made once, since jaxtyping and beartype keep what they make of each annotation
+            self._promises[hint] = self._promise(hint)
+        return Entry(label, *self._promises[hint], value)
+
+    def _promise(self, hint: Any) -> tuple[Shape, Any]:
         shape = shape_of(hint)
-        if any(not axis.is_name and not self._is_worked_out(axis) for axis in shape.axes):
-            words = (str(axis) if self._is_worked_out(axis) else re.sub(r"[^\w#]", "_", str(axis)) for axis in shape.axes)
-            hint = hint.dtype[hint.array_type, " " + " ".join(words)]
-        return Entry(label, shape, hint, value)
+        if all(axis.is_name or self._is_worked_out(axis) for axis in shape.axes):
+            return shape, hint
+        words = (str(axis) if self._is_worked_out(axis) else re.sub(r"[^\w#]", "_", str(axis)) for axis in shape.axes)
+        return shape, hint.dtype[hint.array_type, " " + " ".join(words)]
 
     def settled(self, arguments: Mapping[str, Any], /) -> Sizes:
         """Pick the sizes that settings fix out of the arguments."""

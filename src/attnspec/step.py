@@ -4,7 +4,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from typing import Any, ParamSpec, TypeVar
@@ -201,7 +201,7 @@ def _check(
 
 
 def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """All that a verdict depends on: of arrays and numbers the kind, of everything else the value."""
+    """All that a verdict depends on: of words, flags and whole numbers the value, of everything else the kind."""
     key: list[Any] = [*kwargs]
     for value in (*args, *kwargs.values()):
         if (shape := getattr(value, "shape", None)) is not None:
@@ -211,19 +211,19 @@ def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         elif isinstance(value, tuple):
             key += (type(value), _key(value, {}))
         else:
-            key += (type(value), None if isinstance(value, float) else value)
+            key += (type(value), value if isinstance(value, (int, str)) else None)
     return tuple(key)
 
 
 def _is_known(key: tuple[Any, ...], known: dict[Any, None]) -> bool:
     try:
         return key in known
-    except TypeError:  # an option that cannot be hashed: the judge will name it
+    except TypeError:  # a size that is a symbol, as in PyTorch's fake tensors, cannot be looked up
         return False
 
 
 def _remember(key: tuple[Any, ...], known: dict[Any, None]) -> None:
-    with _lock:
+    with _lock, suppress(TypeError):  # as above
         if len(known) >= _KNOWN_CALLS:
             del known[next(iter(known))]
         known[key] = None

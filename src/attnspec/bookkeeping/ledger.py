@@ -16,7 +16,10 @@ from ..spec.parameters import Heads, Parameters
 from ..spec.policy import Policy
 from ..step import Call, Trace, trace
 
-_PARAMETERS = frozenset({*(field.name for field in dataclasses.fields(Parameters)), "gain"})
+_FIELDS = tuple(field.name for field in dataclasses.fields(Parameters))
+_PARAMETERS = frozenset({*_FIELDS, "gain"})
+BIASES = tuple(name for name in _FIELDS if name.startswith("b_"))
+OPTIONAL = (*(name for name in _FIELDS if not name.startswith(("w_", "b_"))), "bias")
 
 
 @dataclass(frozen=True)
@@ -149,10 +152,6 @@ def ledger(
             raise ConfigError(f"ledger: {name}={size!r} must be a positive whole number.")
     absent = () if bias else BIASES
     return ledger_of(outline_run({**vars(heads), **given}, absent=absent, causal=causal, policy=policy, dtype=dtype))
-
-
-BIASES = ("b_q", "b_k", "b_v", "b_o")
-OPTIONAL = ("gain_q", "gain_k", "extra_k", "extra_v", "sinks", "gates", "bias")
 
 
 def outline_run(

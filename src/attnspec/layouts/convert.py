@@ -99,7 +99,12 @@ class _Line:
         if self.held in _PARAMETERS:
             return [self.held]
         kind, _, roles = self.held.rpartition("_")
-        return [f"{kind}_{role}" for role in roles]
+        parts = [f"{kind}_{role}" for role in roles]
+        if not set(parts) <= _PARAMETERS:
+            raise ConfigError(
+                f"layouts: {self.name} is said to hold {self.held}, which is none of the parameters, nor several, as w_qkv is."
+            )
+        return parts
 
     @property
     def stack(self) -> str:

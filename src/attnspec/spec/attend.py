@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from jaxtyping import Bool, Float
 
-from ..arrays import A, Precision, backend_of, dtype_name, product
+from ..arrays import A, Precision, accurate_dtype, backend_of, product
 from ..errors import ConfigError
 from ..step import check_fields, step
 from .policy import EmptyRow
@@ -299,5 +299,5 @@ def _without_broken(rows: A) -> tuple[A, A]:
 
 def _working_dtype(scores: A, precision: Precision | Literal["input"] | None) -> object:
     if precision is None:
-        return "float64" if dtype_name(scores) == "float64" else "float32"
+        return accurate_dtype(scores)
     return scores.dtype if precision == "input" else precision

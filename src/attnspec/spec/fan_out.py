@@ -2,7 +2,7 @@
 
 from jaxtyping import Float
 
-from ..arrays import A, Precision, backend_of, dtype_name, product
+from ..arrays import A, Precision, accurate_dtype, backend_of, product
 from ..errors import ConfigError
 from ..step import step
 from .policy import Grouping, Norm
@@ -161,7 +161,7 @@ def normalise(
         AttnspecError: the arguments do not fit together.
     """
     xp, width = backend_of(tokens), tokens.shape[3]
-    wide = xp.astype(tokens, "float64" if dtype_name(tokens) == "float64" else "float32")
+    wide = xp.astype(tokens, accurate_dtype(tokens))
     centred = wide - xp.sum(wide, axis=-1) / width if kind == "layer" else wide
     square = xp.sum(centred * centred, axis=-1)
     spread = square if kind == "l2" else square / width + epsilon

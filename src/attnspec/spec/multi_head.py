@@ -65,11 +65,10 @@ def multi_head_attention(
     """
     context = x if context is None else context
     queries, keys, values = _fan_out(x, context, context if context_v is None else context_v, parameters, policy)
-    if policy.rotation is not None or _needs_positions(keep, policy, causal=causal):
-        positions = _positions(queries, keys, positions, offset, policy)
-    if policy.rotation is not None and positions is not None:
-        queries, keys = (rotate(t, p, **vars(policy.rotation)) for t, p in ((queries, positions.queries), (keys, positions.keys)))
-    _require_use(offset, positions)
+    asked = policy.rotation is not None or _needs_positions(keep, policy, causal=causal)
+    positions = _positions(queries, keys, positions, offset, policy, asked=asked)
+    if positions is not None:
+        queries, keys = _turned(queries, positions.queries, policy), _turned(keys, positions.keys, policy)
     kept = _kept(queries, keys, keep, positions, policy, causal=causal)
     blended = _attend_all(queries, keys, values, parameters, policy, kept=kept, bias=bias, scale=scale, dropout=dropout)
     return _fan_in(blended, parameters, policy)
@@ -112,8 +111,7 @@ def decode(
     """
     queries, keys, values = _fan_out(x, x, x, parameters, policy)
     here = count_positions(queries, 0 if cache is None else cache.seen)
-    if policy.rotation is not None:
-        queries, keys = (rotate(tokens, here, **vars(policy.rotation)) for tokens in (queries, keys))
+    queries, keys = _turned(queries, here, policy), _turned(keys, here, policy)
     cache = Cache(keys, values) if cache is None else cache.append(keys, values)
     positions = Positions(here, count_positions(cache.keys, cache.evicted))
     kept = _kept(queries, cache.keys, keep, positions, policy, causal=causal)
@@ -166,9 +164,7 @@ def attend(
         AttnspecError: the arguments do not fit together.
     """
     del heads  # it has done its work in the check
-    if _needs_positions(keep, policy, causal=causal):
-        positions = _positions(queries, keys, positions, offset, policy)
-    _require_use(offset, positions)
+    positions = _positions(queries, keys, positions, offset, policy, asked=_needs_positions(keep, policy, causal=causal))
     kept = _kept(queries, keys, keep, positions, policy, causal=causal)
     return _attend(queries, keys, values, policy, kept=kept, bias=bias, scale=scale, sinks=sinks, dropout=dropout)
 
@@ -248,21 +244,25 @@ def _needs_positions(keep: A | Mask | None, policy: Policy, *, causal: bool) -> 
     return causal or policy.window != (None, None) or (isinstance(keep, Mask) and keep.needs_positions)
 
 
-def _positions(queries: A, keys: A, positions: Positions[A] | None, offset: int | None, policy: Policy) -> Positions[A]:
-    if positions is not None and offset is not None:
+def _positions(
+    queries: A, keys: A, positions: Positions[A] | None, offset: int | None, policy: Policy, *, asked: bool
+) -> Positions[A] | None:
+    """Take the positions as given, or count them if they are asked for."""
+    if offset is not None and positions is not None:
         raise ConfigError(f"attend: offset={offset} and positions both say where the queries stand; give one.")
-    if positions is not None:
+    if offset is not None and not asked:
+        raise ConfigError(
+            f"attend: offset={offset} says where the queries stand, but nothing asks; give causal=True, a window or a rotation."
+        )
+    if positions is not None or not asked:
         return positions
     if offset is None:
         offset = keys.shape[2] - queries.shape[2] if policy.causal_anchor == "bottom_right" else 0
     return Positions(count_positions(queries, offset), count_positions(keys))
 
 
-def _require_use(offset: int | None, positions: Positions[A] | None) -> None:
-    if offset is not None and positions is None:
-        raise ConfigError(
-            f"attend: offset={offset} says where the queries stand, but nothing asks; give causal=True, a window or a rotation."
-        )
+def _turned(tokens: A, places: A, policy: Policy) -> A:
+    return tokens if policy.rotation is None else rotate(tokens, places, **vars(policy.rotation))
 
 
 def _kept(queries: A, keys: A, keep: A | Mask | None, positions: Positions[A] | None, policy: Policy, *, causal: bool) -> A | None:

@@ -6,7 +6,7 @@ from typing import Generic
 
 from jaxtyping import Float, Int
 
-from ..arrays import A, backend_of, dtype_name
+from ..arrays import A, accurate_dtype, backend_of
 from ..errors import ConfigError
 from ..step import check_fields, step
 from .policy import Pairing
@@ -92,7 +92,7 @@ def _even_width(d_k: int, width: int | None) -> int:
 
 def _angles(positions: A, width: int, base: float, *, like: A) -> A:
     xp = backend_of(positions)
-    wide = "float64" if dtype_name(like) == "float64" else "float32"
+    wide = accurate_dtype(like)
     rates = base ** (xp.astype(xp.arange(width // 2, positions), wide) * -2 / width)  # a power is truer than an exponential
     return xp.astype(positions, wide)[:, None, :, None] * rates
 

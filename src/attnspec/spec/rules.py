@@ -5,7 +5,8 @@ from typing import Any, Literal, Self
 
 from ..arrays import A, dtype_name
 from ..axes import parse
-from ..errors import BackendError, ConfigError, DtypeError, ShapeError
+from ..errors import ConfigError, DtypeError, ShapeError
+from ..judge import require_array
 from .masks import keep_both, keep_causal, keep_documents, keep_lengths, keep_window
 from .positions import Positions
 
@@ -39,14 +40,11 @@ class Flags:
 
 def _lowest(array: Any) -> float:
     """The lowest finite number of a dtype, which some projects add in place of minus infinity."""
-    return {"float16": -65504.0, "float64": -1.7976931348623157e308}.get(str(array.dtype).rpartition(".")[2], -3.3895313892515355e38)
+    return {"float16": -65504.0, "float64": -1.7976931348623157e308}.get(dtype_name(array), -3.3895313892515355e38)
 
 
 def _require_kind(array: Any, polarity: Polarity) -> None:
-    if not hasattr(array, "dtype"):
-        raise BackendError(
-            f"Mask: {polarity} is a {type(array).__name__}, but must be an array (of NumPy, PyTorch or another array-API library)."
-        )
+    require_array("Mask", polarity, array)
     kind = dtype_name(array)
     if not ("float" in kind if polarity == "additive" else kind == "bool"):
         wanted = "floating-point" if polarity == "additive" else "boolean"
