@@ -33,6 +33,9 @@ ROOMS = {
     "bookkeeping": {*GROUND, "spec"},
     "layouts": {*GROUND, "spec"},
     "heads": {*GROUND, "spec", "bookkeeping", "layouts"},
+    "layers": {*GROUND, "spec", "layouts"},
+    "torch": {"layers"},
+    "numpy": {"layers"},
     "cli": {*GROUND, "spec", "bookkeeping", "heads"},
 }
 

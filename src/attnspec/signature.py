@@ -57,6 +57,14 @@ class Entry:
         return f"{self.label} {tuple(self.value.shape)}"
 
 
+BUILT = "when the layer was built"
+"""Who set the sizes of an argument called `layer`."""
+
+
+def _setting(setter: str) -> str:
+    return setter if setter == BUILT else f"by {setter}"
+
+
 class Conflict(Exception):  # noqa: N818  # it is caught and turned into an error
     """An argument contradicts those before it, on one axis or in the number of its axes."""
 
@@ -160,7 +168,8 @@ class Signature:
     def settled(self, arguments: Mapping[str, Any], /) -> Sizes:
         """Pick the sizes that settings fix out of the arguments."""
         given = ((field, field.of(arguments)) for field in self.settings)
-        return {field.name: (size, field.path) for field, size in given if size is not None and not hasattr(size, "shape")}
+        known = ((field, size) for field, size in given if size is not None and not hasattr(size, "shape"))
+        return {field.name: (size, BUILT if field.argument == "layer" else field.path) for field, size in known}
 
     def bind(self, entries: Iterable[Entry], settled: Sizes, /) -> Sizes:
         """Give each axis the size of the first array that has it.
@@ -185,7 +194,7 @@ class Signature:
                     continue
                 known, setter = self.size(axis, sizes) or sizes.setdefault(axis.text, (size, str(entry)))
                 if known != size:
-                    reason = f"{entry} has {axis.text}={size}, but {axis.text}={known} was set by {setter}"
+                    reason = f"{entry} has {axis.text}={size}, but {axis.text}={known} was set {_setting(setter)}"
                     raise Conflict(reason, entry, axis.text)
         return sizes
 

@@ -109,6 +109,7 @@ class _Seam:
 
 _seam: ContextVar[_Seam] = ContextVar("seam")
 _steps: dict[str, Step] = {}
+_functions: dict[str, Callable[..., Any]] = {}
 
 
 def step(stage: str, *, equation: str, multiply_adds: str = "0") -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -144,6 +145,7 @@ def step(stage: str, *, equation: str, multiply_adds: str = "0") -> Callable[[Ca
 
         call = _check(function, info.signature, perform, derive=True)
         call.__step__ = info  # type: ignore[attr-defined]
+        _functions[info.name] = call
         return call
 
     return decorate
@@ -161,15 +163,15 @@ def checked(function: Callable[P, R], /) -> Callable[P, R]:
 
 def check_fields(owner: Any, /) -> None:
     """Check the fields of a dataclass against their annotations; to be called when it is built."""
-    if _is_compiling():
+    if is_compiling():
         return
     given = vars(owner)
     if all(given[field.name] is field.default for field in fields(owner)):
         return
     signature, known = _fields_of(type(owner))  # type: ignore[arg-type]  # mypy does not know that types are hashable
-    key = _key((), given)
-    if not _is_known(key, known) and judge(signature, given, lambda: None, derive=False)[1]:
-        _remember(key, known)
+    key = key_of((), given)
+    if not is_known(key, known) and judge(signature, given, lambda: None, derive=False)[1]:
+        remember(key, known)
 
 
 @functools.cache
@@ -184,52 +186,54 @@ def _check(
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if _is_compiling():
+        if is_compiling():
             return function(*args, **kwargs)
         if (seam := _seam.get(None)) is not None:
             return perform(seam, args, kwargs)  # type: ignore[no-any-return]
-        key = _key(args, kwargs)
-        if _is_known(key, known):
+        key = key_of(args, kwargs)
+        if is_known(key, known):
             return function(*args, **kwargs)
         arguments = signature.arguments(args, kwargs)
         result, repeatable = judge(signature, arguments, lambda: function(*args, **kwargs), derive=derive)
         if repeatable:
-            _remember(key, known)
+            remember(key, known)
         return result  # type: ignore[no-any-return]
 
     return call
 
 
-def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """All that a verdict depends on: of words, flags and whole numbers the value, of everything else the kind."""
     key: list[Any] = [*kwargs]
     for value in (*args, *kwargs.values()):
         if (shape := getattr(value, "shape", None)) is not None:
             key += (type(value), shape, value.dtype, getattr(value, "device", None))
         elif hasattr(value, "__dataclass_fields__"):
-            key += (type(value), _key((), vars(value)))
+            key += (type(value), key_of((), vars(value)))
         elif isinstance(value, tuple):
-            key += (type(value), _key(value, {}))
+            key += (type(value), key_of(value, {}))
         else:
             key += (type(value), value if isinstance(value, (int, str)) else None)
     return tuple(key)
 
 
-def _is_known(key: tuple[Any, ...], known: dict[Any, None]) -> bool:
+def is_known(key: tuple[Any, ...], known: dict[Any, None], /) -> bool:
+    """Tell whether a call has been judged before."""
     try:
         return key in known
     except TypeError:  # a size that is a symbol, as in PyTorch's fake tensors, cannot be looked up
         return False
 
 
-def _remember(key: tuple[Any, ...], known: dict[Any, None]) -> None:
+def remember(key: tuple[Any, ...], known: dict[Any, None], /) -> None:
+    """Note that a call has been judged; the oldest is forgotten where there are many."""
     with _lock, suppress(TypeError):  # as above
         if len(known) >= _KNOWN_CALLS:
             del known[next(iter(known))]
         known[key] = None
 
 
-def _is_compiling() -> bool:
+def is_compiling() -> bool:
     """Tell whether PyTorch is reading the code instead of running it; checks would only confuse it."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_compiling())
@@ -265,9 +269,7 @@ def substitute(**functions: Callable[..., Any]) -> Iterator[None]:
         ConfigError: there is no such step, or a substitute is no function.
     """
     for name, function in functions.items():
-        if name not in _steps:
-            msg = f"substitute: there is no step {name!r}; the steps are {', '.join(sorted(_steps))}."
-            raise ConfigError(msg)
+        function_of(name, "substitute")
         if not callable(function):
             msg = f"substitute: {name}={function!r} must be a function."
             raise ConfigError(msg)
@@ -277,6 +279,18 @@ def substitute(**functions: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         _seam.reset(token)
+
+
+def function_of(name: str, owner: str, /) -> Callable[..., Any]:
+    """Look up a step by name, for an owner who is named in the error if there is none."""
+    if name not in _functions:
+        raise ConfigError(f"{owner}: there is no step {name!r}; the steps are {', '.join(sorted(_functions))}.")
+    return _functions[name]
+
+
+def is_watched() -> bool:
+    """Tell whether someone records the steps or has put others in their place, so that each of them must run."""
+    return not is_compiling() and _seam.get(None) is not None
 
 
 def step_of(function: Callable[..., Any], /) -> Step:

@@ -1,0 +1,1 @@
+"""The fast layers: the chain of the specification, with kernels in the place of several steps."""

@@ -1,0 +1,114 @@
+"""The chain with a kernel in the place of the steps from `score` to `blend`, wherever it computes the same."""
+
+import math
+from typing import Any, Protocol
+
+from ..arrays import accurate_dtype
+from ..spec.attend import Dropout
+from ..spec.chain import Places, attend_all, extended, realise, rules_of
+from ..spec.fan_out import share_keys, share_values
+from ..spec.masks import keep_both
+from ..spec.policy import Policy
+from ..spec.rules import Causal, Mask, Window
+
+Band = tuple[int | None, int | None]
+"""The least and the greatest number of places that a key may stand behind the query which sees it; None for no bound."""
+
+OPEN: Band = (None, None)
+
+
+class Kernel(Protocol):
+    """What a fast layer needs: the three stages, on arrays that fit."""
+
+    def project(self, x: Any, context: Any, context_v: Any, parameters: Any, policy: Policy, /) -> tuple[Any, Any, Any]:
+        """Make queries, keys and values."""
+
+    def attend(  # a stage of the chain, behind its kernel
+        self,
+        queries: Any,
+        keys: Any,
+        values: Any,
+        /,
+        *,
+        keep: Any | None,
+        bias: Any | None,
+        band: Band,
+        scale: float,
+        dropout: Dropout | None,
+        need_weights: bool,
+    ) -> tuple[Any, Any | None] | None:
+        """Make what each head found, and its weights if needed; None if only the steps can."""
+
+    def mix(self, blended: Any, parameters: Any, policy: Policy, /) -> Any:
+        """Make the output."""
+
+
+def is_fused(policy: Policy, parameters: Any, x: Any, /) -> bool:
+    """Tell whether a kernel computes what the policy and the parameters ask for.
+
+    A cap of the scores, a sink, or a precision of one's own for products or softmax take the steps.
+
+    Args:
+        policy: the conventions.
+        parameters: the parameters.
+        x: an array of the dtype.
+
+    Returns:
+        Whether it does.
+    """
+    precise = policy.softmax_precision is None or policy.softmax_precision == accurate_dtype(x)
+    return precise and policy.cap is None and parameters.sinks is None
+
+
+def attend(  # noqa: PLR0917  # a stage of the chain, behind its kernel
+    kernel: Kernel,
+    /,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    parameters: Any,
+    policy: Policy,
+    *,
+    keep: Any,
+    causal: bool,
+    places: Places[Any],
+    bias: Any | None,
+    scale: float | None,
+    dropout: Dropout | None,
+    need_weights: bool,
+) -> tuple[Any, Any | None]:
+    """Attend by the kernel, or step by step where it cannot."""
+    found = None
+    if is_fused(policy, parameters, queries):
+        band, kept = OPEN, keep
+        if causal or policy.window != OPEN or isinstance(keep, Mask):
+            band, kept = _band(queries, keys, keep, places, policy, causal=causal, whole=parameters.extra_k is not None)
+        if policy.empty_row == "zero" or (kept is None and band == OPEN):
+            k, v, kept, addend = extended(keys, values, parameters, kept=kept, bias=bias)
+            if policy.grouping == "strided" and (h := queries.shape[1]) != k.shape[1]:
+                k, v = share_keys(k, h=h, grouping="strided"), share_values(v, h=h, grouping="strided")
+            factor = policy.scale if scale is None else scale
+            factor = 1 / math.sqrt(queries.shape[3]) if factor is None else factor
+            found = kernel.attend(
+                queries, k, v, keep=kept, bias=addend, band=band, scale=factor, dropout=dropout, need_weights=need_weights
+            )
+    if found is not None:
+        return found
+    return attend_all(
+        queries, keys, values, parameters, policy, keep=keep, causal=causal, places=places, bias=bias, scale=scale, dropout=dropout,
+        need_weights=need_weights,
+    )  # fmt: skip
+
+
+def _band(queries: Any, keys: Any, keep: Any, places: Places[Any], policy: Policy, *, causal: bool, whole: bool) -> tuple[Band, Any]:
+    """Take causality and windows out of the mask, if tokens stand one after the other; they need no array."""
+    if whole or places.given is not None:
+        return OPEN, realise(queries, keys, keep, places, policy, causal=causal)
+    rules, ahead = rules_of(keep, policy, causal=causal).rules, places.first_query - places.first_key
+    lows = [ahead - rule.left for rule in rules if isinstance(rule, Window) and rule.left is not None]
+    highs = [ahead + rule.right for rule in rules if isinstance(rule, Window) and rule.right is not None]
+    highs += [ahead for rule in rules if isinstance(rule, Causal)]
+    kept = Mask(tuple(rule for rule in rules if not isinstance(rule, Causal | Window))).realise(queries, keys, None)
+    if keep is not None and not isinstance(keep, Mask):
+        kept = keep if kept is None else keep_both(keep, kept)
+    return (max(lows, default=None), min(highs, default=None)), kept
