@@ -101,7 +101,7 @@ def _exchanged(kinds: set[str], first: str = "", second: str = "") -> str:
 
 
 def _hint_by_axis(conflict: Conflict) -> str:
-    if conflict.axis == "seq_k" and conflict.entry.label in {"values", "context_v"}:
+    if conflict.axis == "seq_k" and conflict.entry.label in {"values", "context_v", "value"}:
         return " Keys and values come in pairs, from the same positions."
     if conflict.axis == "h" and conflict.entry.label in {"keys", "values"}:
         return " If the heads are grouped, share_keys and share_values give every query head its own."

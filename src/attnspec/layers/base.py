@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from os import PathLike
 from typing import Any, ClassVar, Generic, Literal, Self
 
 from ..arrays import A
@@ -20,6 +21,8 @@ from ..spec.policy import Norm, Policy, Rotation
 from ..spec.positions import Positions
 from ..spec.rules import Mask
 from ..step import function_of, is_compiling, is_watched, key_of, substitute
+from . import files
+from .foreign import parameters_of
 from .fused import OPEN, attend
 from .growing import GrowingCache
 from .promises import CACHED, CROSS, SELF
@@ -105,6 +108,7 @@ class Layer(Generic[A]):
     policy: Policy
     training: bool
     _kernel: ClassVar[Any]
+    _framework: ClassVar[str]
     _hooks_on_steps: dict[str, list[Hook]]
 
     def _settle(self, heads: Heads, policy: Policy, dropout: float, generator: Any, present: Collection[str]) -> None:
@@ -148,6 +152,54 @@ class Layer(Generic[A]):
             The layer.
         """
         raise NotImplementedError
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], /) -> Self:
+        """Read a layer that was saved, by a layer of any library.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The layer.
+
+        Raises:
+            ConfigError: it is no file of a layer.
+        """
+        parameters, policy, dropout = files.load(path, cls._framework)
+        return cls.from_parameters(parameters, policy=policy, dropout=dropout)
+
+    def save(self, path: str | PathLike[str], /) -> None:
+        """Save the parameters and the settings in the format of safetensors, for a layer of any library.
+
+        Args:
+            path: the file.
+        """
+        view = self._view()
+        arrays = {name: array for name in NAMES if (array := getattr(view, name)) is not None}
+        self._save(arrays, path, files.describe(self.policy, self.dropout))
+
+    def _save(self, arrays: dict[str, Any], path: str | PathLike[str], metadata: dict[str, str]) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def from_layer(cls, layer: Any, /, *, policy: Policy = DEFAULT) -> Self:
+        """Make a layer that computes what another one does.
+
+        Args:
+            layer: a layer of this package, of any library, or a `torch.nn.MultiheadAttention`; of the latter also its
+                subclasses. Whatever its order of axes, the new layer takes the batch first.
+            policy: the conventions, for a layer that does not have its own.
+
+        Returns:
+            The layer, with copies of the parameters.
+
+        Raises:
+            ConfigError: the class of the layer is not known.
+        """
+        if isinstance(layer, Layer):
+            return cls.from_parameters(layer.to_parameters(), policy=layer.policy, dropout=layer.dropout)
+        return cls.from_parameters(parameters_of(layer), policy=policy, dropout=layer.dropout)
 
     # What they share.
 

@@ -40,7 +40,8 @@ def _promise(axes: str, mask_axes: int) -> Promise:
         "attn_mask": _SHAPED[A, "seq_q seq_k" if mask_axes <= len("qk") else f"{of_head} seq_q seq_k"] | None,
     }
     flags = dict.fromkeys(("need_weights", "average_attn_weights", "is_causal"), bool)
-    parameters = dict.fromkeys(("w_q", "w_k", "w_v"), _FLOAT[A, "_ _"])
+    sources = {"w_q": "d_model", "w_k": "d_key_in", "w_v": "d_value_in"}
+    parameters: dict[str, Any] = {name: _FLOAT[A, f"width {source}"] for name, source in sources.items()}
     return Promise("MultiheadAttention", {"layer": Heads, **parameters, **tokens, **masks, **flags, "return": tokens["query"]})
 
 

@@ -1,11 +1,14 @@
 """The layer of PyTorch."""
 
+from os import PathLike
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..spec.parameters import Heads, Parameters
 from ..spec.policy import Norm, Policy, Rotation
 from ..step import is_compiling
@@ -27,6 +30,7 @@ class MultiHeadAttention(Layer[Tensor], nn.Module):
     """
 
     _kernel: ClassVar[Any] = torch_kernel
+    _framework: ClassVar[str] = "pt"
     w_q: Tensor
     w_k: Tensor
 
@@ -119,6 +123,34 @@ class MultiHeadAttention(Layer[Tensor], nn.Module):
         layer._settle(parameters.heads, policy, dropout, None, given)
         layer._own({name: torch.as_tensor(array).detach().clone(memory_format=torch.contiguous_format) for name, array in given.items()})
         return layer
+
+    def _save(self, arrays: dict[str, Any], path: str | PathLike[str], metadata: dict[str, str]) -> None:
+        save_file({name: array.detach().contiguous() for name, array in arrays.items()}, path, metadata)
+
+    def to_layer(self) -> nn.MultiheadAttention:
+        """Make the `torch.nn.MultiheadAttention` that computes what this layer does, batch first.
+
+        Returns:
+            The layer, with copies of the parameters.
+
+        Raises:
+            ConfigError: there is none, since it has no place for a setting or a parameter of this layer.
+        """
+        sizes, given = self.heads, {name: tensor for name in NAMES if (tensor := getattr(self._view(), name)) is not None}
+        wanted = {"h_kv": sizes.h, "d_k": sizes.d_model // sizes.h, "d_v": sizes.d_model // sizes.h}
+        odd = [f"{name}={getattr(sizes, name)}" for name, size in wanted.items() if getattr(sizes, name) != size]
+        odd += [f"policy.{name}={value!r}" for name, value in vars(self.policy).items() if value != getattr(DEFAULT, name)]
+        biases = [name for name in given if name.startswith("b_")]
+        odd += [f"{' and '.join(biases)} without the other biases"] if len(biases) not in {0, 4} else []
+        extra = given["extra_k"].shape[1] if "extra_k" in given else 0
+        if odd or extra > 1:
+            raise ConfigError(f"to_layer: torch.nn.MultiheadAttention has no place for {', '.join(odd) or f'extra={extra} extra keys'}.")
+        layer = nn.MultiheadAttention(
+            sizes.d_model, sizes.h, dropout=self.dropout, bias=bool(biases), add_bias_kv=extra > 0, kdim=sizes.d_key_in,
+            vdim=sizes.d_value_in, batch_first=True, device=self.w_q.device, dtype=self.w_q.dtype,
+        )  # fmt: skip
+        layer.load_state_dict(self.to_layout("torch" if layer.in_proj_weight is not None else "torch_separate"))
+        return layer.train(self.training)
 
     def _view(self) -> Any:
         named = self._parameters
