@@ -52,6 +52,44 @@ def test_shapes_as_data_is_the_ledger():
     assert data["one_full_width_head"] == attnspec.ledger(heads.merged(), batch=2, seq=7, seq_k=11).totals()
 
 
+def test_shapes_of_a_rank_are_its_shares_and_what_it_sends():
+    done = run("shapes", "--d-model", "512", "--h", "8", "--h-kv", "4", "--tp", "4", "--seq-k", "9")
+    assert done.returncode == 0
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "Every array of one of 4 ranks in float32; a step's line is what it gives" in lines
+    assert "w_q h=2 d_model=512 d_k=64" in lines
+    assert "project_keys batch=2 h_kv=1 seq_k=9 d_k=64 32.8 k 590 k 4.5 KiB" in lines
+    assert "w_o h*d_v=128 d_model=512" in lines
+    assert "multiply-adds 2,780,160 11,120,640 0.250" in lines
+    sent = lines[lines.index("What crosses the network, by an all-reduce each") :]
+    assert [line for line in sent if "KiB" in line] == [
+        "output batch=2 seq_q=6 d_model=512 24 KiB 36 KiB",
+        "gradient of x batch=2 seq_q=6 d_model=512 24 KiB 36 KiB",
+        "gradient of context batch=2 seq_k=9 d_key_in=512 36 KiB 54 KiB",
+    ]
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_shapes_of_a_rank_as_data_are_its_ledger():
+    sizes = ("--d-model", "24", "--h", "4", "--h-kv", "2", "--d-k", "5", "--d-v", "3", "--seq", "7")
+    data, alone = (json.loads(run("shapes", *sizes, "--tp", tp, "--json").stdout) for tp in ("2", "1"))
+    whole, share = (attnspec.Heads(d_model=24, h=h, h_kv=h // 2, d_k=5, d_v=3) for h in (4, 2))
+    assert data["steps"] == json.loads(json.dumps(attnspec.ledger(share, batch=2, seq=7).to_dict()))["steps"]
+    assert data["whole_layer"] == attnspec.ledger(whole, batch=2, seq=7).totals()
+    assert (data["heads"]["h"], data["tp"]) == (4, 2)
+    assert [(one["array"], one["bytes"], one["sent"]) for one in data["network"]] == [
+        ("output", 2 * 7 * 24 * 4, 2 * 7 * 24 * 4),
+        ("gradient of x", 2 * 7 * 24 * 4, 2 * 7 * 24 * 4),
+    ]
+    assert [one["sent"] for one in alone["network"]] == [0, 0]
+
+
+def test_ranks_that_do_not_divide_the_heads_are_one_sentence_and_status_2():
+    done = run("shapes", "--tp", "3")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "attnspec: Heads: tp=3 does not divide h=8; tp=2 and tp=4 would.\n"
+
+
 def test_an_impossible_setting_is_one_sentence_and_status_2():
     done = run("shapes", "--h", "7")
     assert (done.returncode, done.stdout) == (2, "")

@@ -13,7 +13,7 @@ import attnspec
 from attnspec import Policy, Rotation, ShapeError
 from attnspec.arrays import A
 from attnspec.bookkeeping import ledger_of, prove
-from attnspec.spec import multi_head
+from attnspec.spec import chain
 from attnspec.step import step, step_of
 
 SIZES = [(2, 5, 11, 17, 6, 3, 7, 13, 19, 23), (3, 7, 2, 13, 10, 5, 11, 17, 29, 31), (5, 3, 13, 7, 4, 4, 11, 2, 17, 19)]
@@ -54,7 +54,7 @@ def test_a_wrong_annotation_breaks_the_proof(name, monkeypatch):
     function = getattr(attnspec, name).__wrapped__
     monkeypatch.setattr(function, "__annotations__", {argument: Float[A, text] for argument, text in ANNOTATIONS[name].items()})
     monkeypatch.setattr("attnspec.step._steps", dict(attnspec.step._steps))
-    monkeypatch.setattr(multi_head, name, step("attend", equation="")(function))
+    monkeypatch.setattr(chain, name, step("attend", equation="")(function))
     with pytest.raises(ShapeError):
         prove()
 

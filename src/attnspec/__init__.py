@@ -8,6 +8,7 @@ from .errors import BackendError as BackendError
 from .errors import ConfigError as ConfigError
 from .errors import DtypeError as DtypeError
 from .errors import ShapeError as ShapeError
+from .layers.choice import MultiHeadAttention as MultiHeadAttention
 from .spec.attend import Dropout as Dropout
 from .spec.attend import bias as bias
 from .spec.attend import blend as blend

@@ -1,10 +1,12 @@
 """The ledger as a table in the terminal."""
 
+from collections.abc import Mapping, Sequence
+
 from rich import box
 from rich.table import Table
 
-from ..spec.parameters import Heads
 from .ledger import Cell, Ledger
+from .network import Crossing
 
 
 def table(ledger: Ledger, /, *, title: str | None = None) -> Table:
@@ -58,22 +60,40 @@ def _scaled(number: float, unit: int, suffixes: list[str]) -> str:
     return f"{number:.3g}{suffixes[power]}" if power and number < 999.5 else f"{number:.0f}{suffixes[power]}"  # noqa: PLR2004
 
 
-def compared(heads: Heads, many: Ledger, one: Ledger, /) -> Table:
-    """Set the totals beside those of one head that has the whole width.
+def compared(title: str, books: Mapping[str, Ledger], /) -> Table:
+    """Set the totals of two ledgers side by side.
 
     Args:
-        heads: the sizes of the layer.
-        many: its books.
-        one: the books of one full-width head.
+        title: a line above the table.
+        books: the two, by what stands above their totals.
 
     Returns:
         A table for a rich console.
     """
-    view = _plain_table("The same budget, spent once or many times")
+    view = _plain_table(title)
     view.add_column("total")
-    view.add_column(f"{heads.h} heads of width {heads.d_k}", justify="right")
-    view.add_column(f"1 head of width {heads.h * heads.d_k}", justify="right")
-    view.add_column("ratio", justify="right")
-    for (name, split), whole in zip(many.totals().items(), one.totals().values(), strict=True):
-        view.add_row(name.replace("_", "-"), f"{split:,}", f"{whole:,}", f"{split / whole:.3f}")
+    for name in (*books, "ratio"):
+        view.add_column(name, justify="right")
+    first, second = (ledger.totals() for ledger in books.values())
+    for name, total in first.items():
+        view.add_row(name.replace("_", "-"), f"{total:,}", f"{second[name]:,}", f"{total / second[name]:.3f}")
+    return view
+
+
+def crossed(found: Sequence[Crossing], /) -> Table:
+    """Lay out what crosses the network.
+
+    Args:
+        found: what is added up over the ranks.
+
+    Returns:
+        A table for a rich console.
+    """
+    view = _plain_table("What crosses the network, by an all-reduce each")
+    view.add_column("array", no_wrap=True)
+    view.add_column("axes", style="cyan")
+    for number in ("bytes", "sent by a rank"):
+        view.add_column(number, justify="right", no_wrap=True)
+    for one in found:
+        view.add_row(one.array, _sizes(one.cell), _bytes(one.bytes), _bytes(one.sent))
     return view

@@ -23,7 +23,7 @@ from ..spec.rules import Mask
 from ..step import function_of, is_compiling, is_watched, key_of, substitute
 from . import files
 from .foreign import parameters_of
-from .fused import OPEN, attend
+from .fused import OPEN, Kernel, attend
 from .growing import GrowingCache
 from .promises import CACHED, CROSS, SELF
 
@@ -95,7 +95,11 @@ class Handle:
             del self.hooks[self.step]
 
 
-class Layer(Generic[A]):
+class _Assignable:
+    """Stands before `Generic`, behind which Python refuses the assignment to `__class__` by which `fully_shard` works."""
+
+
+class Layer(_Assignable, Generic[A]):
     """A layer of multi-head attention, whatever the library; see the classes of `attnspec.torch` and `attnspec.numpy`.
 
     Attributes:
@@ -107,7 +111,7 @@ class Layer(Generic[A]):
     heads: Heads
     policy: Policy
     training: bool
-    _kernel: ClassVar[Any]
+    _kernel: ClassVar[Kernel]
     _framework: ClassVar[str]
     _hooks_on_steps: dict[str, list[Hook]]
 
@@ -116,7 +120,7 @@ class Layer(Generic[A]):
         self._dropout = Dropout(dropout, generator) if dropout else None
         self._scale = policy.scale or 1 / math.sqrt(heads.d_k)
         fused = policy.product_precision is None
-        self._stages = Stages(self._kernel.project, partial(attend, self._kernel), self._kernel.mix) if fused else STEPS
+        self._stages = Stages(self._kernel.project, partial(attend, self._kernel.attend), self._kernel.mix) if fused else STEPS
         asks = policy.rotation or policy.normalise or policy.cap or policy.window != OPEN or policy.softmax_precision
         self._is_plain = fused and not asks and policy.causal_anchor == "top_left" and not any(name in _EXTRAS for name in present)
 
@@ -138,6 +142,10 @@ class Layer(Generic[A]):
     def _blank(self, shape: tuple[int, ...]) -> A:
         """An array with room, of the dtype and on the device of the parameters."""
         raise NotImplementedError
+
+    def _whole(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options as the judge is to see them, with the arrays of all heads."""
+        return options
 
     @classmethod
     def from_parameters(cls, parameters: Parameters[Any], /, *, policy: Policy = DEFAULT, dropout: float = 0.0) -> Self:
@@ -362,7 +370,8 @@ class Layer(Generic[A]):
             found.append(run())
             return found[0].y
 
-        arguments = {"layer": self.heads, "parameters": Parameters(**vars(parameters)), "x": x, "causal": causal, "need": need, **options}
+        arguments = {"layer": self.heads, "parameters": Parameters(**vars(parameters)), "x": x, "causal": causal, "need": need}
+        arguments |= self._whole(options)
         if "cache" not in options:
             arguments.setdefault("context", x)
             arguments.setdefault("context_v", arguments["context"])

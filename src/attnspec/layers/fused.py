@@ -1,6 +1,7 @@
 """The chain with a kernel in the place of the steps from `score` to `blend`, wherever it computes the same."""
 
 import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..arrays import accurate_dtype
@@ -61,7 +62,7 @@ def is_fused(policy: Policy, parameters: Any, x: Any, /) -> bool:
 
 
 def attend(  # noqa: PLR0917  # a stage of the chain, behind its kernel
-    kernel: Kernel,
+    kernel: Callable[..., tuple[Any, Any | None] | None],
     /,
     queries: Any,
     keys: Any,
@@ -89,9 +90,7 @@ def attend(  # noqa: PLR0917  # a stage of the chain, behind its kernel
                 k, v = share_keys(k, h=h, grouping="strided"), share_values(v, h=h, grouping="strided")
             factor = policy.scale if scale is None else scale
             factor = 1 / math.sqrt(queries.shape[3]) if factor is None else factor
-            found = kernel.attend(
-                queries, k, v, keep=kept, bias=addend, band=band, scale=factor, dropout=dropout, need_weights=need_weights
-            )
+            found = kernel(queries, k, v, keep=kept, bias=addend, band=band, scale=factor, dropout=dropout, need_weights=need_weights)
     if found is not None:
         return found
     return attend_all(

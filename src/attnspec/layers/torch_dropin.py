@@ -87,11 +87,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         if isinstance(query, Tensor) and query.is_nested:
             return super().forward(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
         options: dict[str, Any] = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "need_weights": need_weights,
-                   "average_attn_weights": average_attn_weights, "is_causal": is_causal}  # fmt: skip
+                                   "average_attn_weights": average_attn_weights, "is_causal": is_causal}  # fmt: skip
         if is_compiling():
             return self._compute(query, key, value, **options)
+        arrays = (query,) if query is key is value else (query, key, value)
+        if attn_mask is not None or key_padding_mask is not None:
+            arrays = (*arrays, attn_mask, key_padding_mask)
+        known = (self.embed_dim, self.num_heads, self.batch_first, *map(_kind, (self.in_proj_weight, *arrays)))
         promise = _promise(self._axes(query), getattr(attn_mask, "ndim", 0))
-        known = (self.embed_dim, self.num_heads, *map(_kind, (query, key, value, key_padding_mask, attn_mask, self.out_proj.weight)))
         if promise.holds_for(known):
             return self._compute(query, key, value, **options)
         found: list[tuple[Tensor, Tensor | None]] = []
@@ -132,31 +135,33 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool,
     ) -> tuple[Tensor, Tensor | None]:
         single = query.ndim == 2  # noqa: PLR2004  # one sequence
-        first = self.batch_first or single
-        queries, keys, values = self._fan_out(query, key, value)
         if single:
-            queries, keys, values = queries[None], keys[None], values[None]
-        keep, bias = _mask(attn_mask, key_padding_mask, queries.shape[0] if first else queries.shape[1])
-        queries, keys, values = (tokens.transpose(1, 2) if first else tokens.permute(1, 2, 0, 3) for tokens in (queries, keys, values))
-        band = OPEN
+            query, key, value = (query[None],) * 3 if query is key is value else (query[None], key[None], value[None])
+        first, keep, bias, band = self.batch_first or single, None, None, OPEN
+        queries, keys, values = self._fan_out(query, key, value, first=first)
         if is_causal and key_padding_mask is None and not need_weights:
-            band, keep, bias = (None, 0), None, None
-        keys, values, keep, bias = self._extended(keys, values, keep, bias)
+            band = (None, 0)
+        elif attn_mask is not None or key_padding_mask is not None:
+            keep, bias = _mask(attn_mask, key_padding_mask, queries.shape[0])
+        if self.bias_k is not None or self.add_zero_attn:
+            keys, values, keep, bias = self._extended(keys, values, keep, bias)
         blended, weights = self._attend(queries, keys, values, keep=keep, bias=bias, band=band, need_weights=need_weights)
-        joined = blended.transpose(1, 2) if first else blended.permute(2, 0, 1, 3)
-        y = functional.linear(joined.flatten(2), self.out_proj.weight, self.out_proj.bias)
+        joined = (blended.transpose(1, 2) if first else blended.permute(2, 0, 1, 3)).flatten(2)
+        y = functional.linear(joined, self.out_proj.weight, self.out_proj.bias)
         if weights is not None and average_attn_weights:
             weights = weights.mean(dim=1)
         return (y[0], weights if weights is None else weights[0]) if single else (y, weights)
 
-    def _fan_out(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Make queries, keys and values, with an axis for the heads behind those of the input."""
+    def _fan_out(self, query: Tensor, key: Tensor, value: Tensor, *, first: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Make queries, keys and values, the batch and the heads first."""
         if query is key is value and self.in_proj_weight is not None:
-            joined = functional.linear(query, self.in_proj_weight, self.in_proj_bias)
-            queries, keys, values = joined.view(*query.shape[:-1], 3, self.num_heads, self.head_dim).unbind(-3)
+            one, other, _ = query.shape
+            joined = functional.linear(query, self.in_proj_weight, self.in_proj_bias).view(one, other, 3, self.num_heads, self.head_dim)
+            queries, keys, values = joined.permute((2, 0, 3, 1, 4) if first else (2, 1, 3, 0, 4)).unbind(0)
             return queries, keys, values
         made = (functional.linear(x, w, b) for x, w, b in zip((query, key, value), *self._projections(), strict=True))
-        queries, keys, values = (tokens.view(*tokens.shape[:-1], self.num_heads, self.head_dim) for tokens in made)
+        split = (tokens.view(*tokens.shape[:2], self.num_heads, self.head_dim) for tokens in made)
+        queries, keys, values = (tokens.transpose(1, 2) if first else tokens.permute(1, 2, 0, 3) for tokens in split)
         return queries, keys, values
 
     def _extended(

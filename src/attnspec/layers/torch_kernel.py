@@ -79,22 +79,26 @@ def attend(
     if keys.shape[2] == 0 or keys.shape[1] == 0:
         return None
     seen = None
-    if keep is not None or band != OPEN:
+    if band != OPEN:
         band = _trimmed(band, queries, keys)
+    if keep is not None or band != OPEN:
         finite = _are_finite(keys, values)
         if finite is None:
             keys, values, seen = _without_broken(queries, keys, values, keep, band)
         elif not finite:
             return None
     if need_weights:
-        blended, weights = _attend_in_full(queries, keys, values, _in_band(queries, keys, keep, band), bias, scale=scale, dropout=dropout)
+        blended, weights = _attend_in_full(
+            queries, keys, values, _in_band(queries, keys, keep, band), bias, scale=scale, dropout=dropout
+        )  # fmt: skip
     else:
-        causal = band == (None, 0) and keep is None and bias is None
-        kept = keep if causal else _in_band(queries, keys, keep, band)
-        blended, weights = functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=_addend(kept, bias), is_causal=causal, dropout_p=dropout.rate if dropout else 0.0,
-            scale=scale, enable_gqa=queries.shape[1] != keys.shape[1],
-        ), None  # fmt: skip
+        causal, mask, weights = band == (None, 0) and keep is None and bias is None, None, None
+        if not causal and (keep is not None or bias is not None or band != OPEN):
+            mask = _addend(_in_band(queries, keys, keep, band), bias)
+        blended = functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=causal, dropout_p=dropout.rate if dropout else 0.0, scale=scale,
+            enable_gqa=queries.shape[1] != keys.shape[1],
+        )  # fmt: skip
     return blended if seen is None else torch.where(seen[..., None], torch.nan, blended), weights
 
 

@@ -96,14 +96,14 @@ class MultiHeadAttention(Layer[Tensor], nn.Module):
         Args:
             seed: which draw, the same in every library; None for PyTorch's own chance.
         """
-        seed = int(torch.randint(2**62, ())) if seed is None else seed
+        seed = _agreed(torch.randint(2**62, ()), self.w_q) if seed is None else seed
         drawn = vars(Parameters.random(self.heads, seed=seed, bias=False))
         with torch.no_grad():
             for name, parameter in self.named_parameters(recurse=False):
                 if drawn.get(name) is None:
                     parameter.fill_(1.0 if name.startswith("gain") else 0.0)
                 else:
-                    parameter.copy_(torch.from_numpy(drawn[name]))
+                    parameter.copy_(_laid_out(torch.from_numpy(drawn[name]), parameter))
 
     @classmethod
     def from_parameters(cls, parameters: Parameters[Any], /, *, policy: Policy = DEFAULT, dropout: float = 0.0) -> Self:
@@ -173,3 +173,22 @@ class MultiHeadAttention(Layer[Tensor], nn.Module):
         sizes = ", ".join(f"{name}={size}" for name, size in vars(self.heads).items())
         shown = ", ".join(f"{name}={value!r}" for name, value in vars(self.policy).items() if value != getattr(DEFAULT, name))
         return f"{sizes}, dropout={self.dropout}, policy=Policy({shown})"
+
+
+def _agreed(seed: Tensor, like: Any) -> int:
+    """The seed of the first rank, where there are several."""
+    if not hasattr(like, "device_mesh"):
+        return int(seed)
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    mesh = like.device_mesh
+    return int(distribute_tensor(seed, mesh, [Replicate()] * mesh.ndim).to_local())
+
+
+def _laid_out(whole: Tensor, like: Any) -> Tensor:
+    """Take the part of a tensor that this rank has of another one, where there are several ranks."""
+    if not hasattr(like, "device_mesh"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)

@@ -89,6 +89,27 @@ class Heads:
         sizes = {"d_k": self.h * self.d_k, "d_v": self.h * self.d_v}
         return type(self)(d_model=self.d_model, h=1, d_key_in=self.d_key_in, d_value_in=self.d_value_in, **sizes)
 
+    def split(self, ranks: int, /, *, name: str = "tp") -> Self:
+        """The heads that each of several ranks has: whole groups of them, as wide as before.
+
+        Args:
+            ranks: how many ranks share the heads.
+            name: what their number is called, in the error.
+
+        Returns:
+            The sizes of one rank.
+
+        Raises:
+            ConfigError: the heads cannot be shared equally.
+        """
+        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+            raise ConfigError(f"Heads: {name}={ranks!r} must be a positive whole number.")
+        if self.h_kv % ranks:
+            undivided = "h" if self.h % ranks else "h_kv"
+            would = _near_divisors(self.h_kv, ranks, name)
+            raise ConfigError(f"Heads: {name}={ranks} does not divide {undivided}={getattr(self, undivided)}; {would} would.")
+        return type(self)(**{**vars(self), "h": self.h // ranks, "h_kv": self.h_kv // ranks})
+
 
 def _near_divisors(whole: int, wanted: int, name: str) -> str:
     """Name the divisors of `whole` next to `wanted`, below and above."""

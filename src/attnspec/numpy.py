@@ -1,0 +1,3 @@
+"""The layer of NumPy."""
+
+from .layers.numpy_layer import MultiHeadAttention as MultiHeadAttention
