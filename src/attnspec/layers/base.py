@@ -84,15 +84,16 @@ def shapes_of_new(heads: Heads, policy: Policy, *, bias: bool) -> dict[str, tupl
 class Handle:
     """A hook on a step, which can be taken off again."""
 
-    hooks: dict[str, list[Hook]]
+    layer: "Layer[Any]"
     step: str
     hook: Hook
 
     def remove(self) -> None:
         """Take the hook off."""
-        self.hooks[self.step].remove(self.hook)
-        if not self.hooks[self.step]:
-            del self.hooks[self.step]
+        hooks = self.layer._hooks_on_steps  # looked up now: torch.export puts back a copy
+        hooks[self.step].remove(self.hook)
+        if not hooks[self.step]:
+            del hooks[self.step]
 
 
 class _Assignable:
@@ -117,6 +118,7 @@ class Layer(_Assignable, Generic[A]):
 
     def _settle(self, heads: Heads, policy: Policy, dropout: float, generator: Any, present: Collection[str]) -> None:
         self.heads, self.policy, self._hooks_on_steps = heads, policy, {}
+        self._sizes = tuple(vars(heads).values())
         self._dropout = Dropout(dropout, generator) if dropout else None
         self._scale = policy.scale or 1 / math.sqrt(heads.d_k)
         fused = policy.product_precision is None
@@ -286,7 +288,7 @@ class Layer(_Assignable, Generic[A]):
         """
         function_of(step, "on")
         self._hooks_on_steps.setdefault(step, []).append(hook)
-        return Handle(self._hooks_on_steps, step, hook)
+        return Handle(self, step, hook)
 
     def forward(
         self,
@@ -332,7 +334,11 @@ class Layer(_Assignable, Generic[A]):
             }  # fmt: skip
             options = {name: option for name, option in options.items() if option is not None}
         elif self._is_plain and not (self.training and self._dropout) and not is_compiling():
-            known = SELF.holds_for((*self._key(x, parameters), causal, need)) and not self._hooks_on_steps and not is_watched()
+            known = (
+                SELF.holds_for((self._sizes, *self._key(x, parameters), type(causal), causal, need))
+                and not self._hooks_on_steps
+                and not is_watched()
+            )
             if known and (plain := self._plain(x, parameters, causal=causal is True, need_weights=need is not None)) is not None:
                 return plain if need else plain[0]
         single = hasattr(x, "shape") and len(x.shape) == 2  # noqa: PLR2004  # one sequence
@@ -361,7 +367,7 @@ class Layer(_Assignable, Generic[A]):
         if is_compiling():
             return run()
         promise = CACHED if "cache" in options else CROSS if "context" in options else SELF
-        key = (*self._key(x, parameters), causal, need, *(_options_key(options) if options else ()))
+        key = (self._sizes, *self._key(x, parameters), type(causal), causal, need, *(_options_key(options) if options else ()))
         if promise.holds_for(key):
             return run()
         found: list[Found[Any]] = []

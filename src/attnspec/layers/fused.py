@@ -110,4 +110,4 @@ def _band(queries: Any, keys: Any, keep: Any, places: Places[Any], policy: Polic
     kept = Mask(tuple(rule for rule in rules if not isinstance(rule, Causal | Window))).realise(queries, keys, None)
     if keep is not None and not isinstance(keep, Mask):
         kept = keep if kept is None else keep_both(keep, kept)
-    return (max(lows, default=None), min(highs, default=None)), kept
+    return (max(lows) if lows else None, min(highs) if highs else None), kept

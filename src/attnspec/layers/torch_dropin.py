@@ -50,6 +50,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     A mask is PyTorch's here: True drops. A query that keeps no key gets weights of 0 and the bias of the output alone,
     where PyTorch gives that or NaN, depending on its mode; and a dropped key has no influence even if it is not finite.
+    In training with dropout the weights are those before it, where PyTorch gives those after it.
     It cannot be scripted by `torch.jit`.
     """
 
@@ -93,7 +94,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         arrays = (query,) if query is key is value else (query, key, value)
         if attn_mask is not None or key_padding_mask is not None:
             arrays = (*arrays, attn_mask, key_padding_mask)
-        known = (self.embed_dim, self.num_heads, self.batch_first, *map(_kind, (self.in_proj_weight, *arrays)))
+        settings = (self.embed_dim, self.num_heads, self.kdim, self.vdim, type(need_weights), type(average_attn_weights), type(is_causal))
+        known = (*settings, self.batch_first, *map(_kind, (self.in_proj_weight, *arrays)))
         promise = _promise(self._axes(query), getattr(attn_mask, "ndim", 0))
         if promise.holds_for(known):
             return self._compute(query, key, value, **options)

@@ -16,6 +16,8 @@ _FEW_ROWS = 128
 _FEW_ROWS_TRAINING = 32
 _SMALL_WEIGHTS = 1 << 14
 
+_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)  # it came with PyTorch 2.7
+
 
 def project(x: Tensor, context: Tensor, context_v: Tensor, parameters: Any, policy: Policy, /) -> tuple[Tensor, Tensor, Tensor]:
     """Make queries, keys and values, in one product where one source and small weights make that the fastest."""
@@ -35,18 +37,13 @@ def _project(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     (batch, seq, width_in), (heads, _, width) = x.shape, w.shape
     count = batch * seq
     few = _FEW_ROWS_TRAINING if torch.is_grad_enabled() and (w.requires_grad or x.requires_grad) else _FEW_ROWS
-    if _known(count <= few):
+    if statically_known_true(count <= few):  # false where sizes are symbols that leave it open
         rows = x.reshape(1, count, width_in).expand(heads, count, width_in)
         each = torch.bmm(rows, w) if b is None else torch.baddbmm(b[:, None], rows, w)
         return each.view(heads, batch, seq, width).transpose(0, 1)
     rows, joined = x.reshape(count, width_in), w.transpose(0, 1).reshape(width_in, heads * width)
     flat = rows @ joined if b is None else torch.addmm(b.reshape(heads * width), rows, joined)
     return flat.view(batch, seq, heads, width).transpose(1, 2)
-
-
-def _known(condition: Any) -> bool:
-    """Take a condition on sizes for false where they are symbols that leave it open."""
-    return condition if isinstance(condition, bool) else statically_known_true(condition)
 
 
 def mix(blended: Tensor, parameters: Any, policy: Policy, /) -> Tensor:
@@ -73,8 +70,8 @@ def attend(
 ) -> tuple[Tensor, Tensor | None] | None:
     """Make what each head found, and its weights if needed; None if only the steps can.
 
-    A dropped key has no influence even if it is not finite: where numbers can be looked at, the steps take over; under
-    torch.compile and on other devices than the CPU such keys are put to zero, and the queries that see them to NaN.
+    A dropped key has no influence even if it is not finite: such keys are put to zero. If a query sees one, the steps take
+    over where numbers can be looked at; under torch.compile and on other devices than the CPU that query is put to NaN.
     """
     if keys.shape[2] == 0 or keys.shape[1] == 0:
         return None
@@ -86,19 +83,24 @@ def attend(
         if finite is None:
             keys, values, seen = _without_broken(queries, keys, values, keep, band)
         elif not finite:
-            return None
+            keys, values, broken = _without_broken(queries, keys, values, keep, band)
+            if broken.any() or not _are_finite(keys, values):
+                return None
     if need_weights:
         blended, weights = _attend_in_full(
             queries, keys, values, _in_band(queries, keys, keep, band), bias, scale=scale, dropout=dropout
         )  # fmt: skip
     else:
-        causal, mask, weights = band == (None, 0) and keep is None and bias is None, None, None
+        causal, mask, weights = _is_causal(band) and keep is None and bias is None, None, None
         if not causal and (keep is not None or bias is not None or band != OPEN):
             mask = _addend(_in_band(queries, keys, keep, band), bias)
         blended = functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=causal, dropout_p=dropout.rate if dropout else 0.0, scale=scale,
             enable_gqa=queries.shape[1] != keys.shape[1],
         )  # fmt: skip
+        if mask is not None and _is_exporting():  # what PyTorch writes to ONNX does not give 0 where there is no key
+            dropped = ~mask if mask.dtype == torch.bool else mask == -torch.inf
+            blended = blended.masked_fill(dropped.all(dim=-1, keepdim=True), 0.0)
     return blended if seen is None else torch.where(seen[..., None], torch.nan, blended), weights
 
 
@@ -129,6 +131,12 @@ def _addend(keep: Tensor | None, bias: Tensor | None) -> Tensor | None:
     if keep is None or bias is None:
         return keep if bias is None else bias
     return torch.where(keep, bias, -torch.inf)
+
+
+def _is_causal(band: Band) -> bool:
+    """Tell whether a band is known, even where bounds are symbols, to be what a kernel means by causal."""
+    low, high = band
+    return low is None and high is not None and statically_known_true(high == 0)
 
 
 def _trimmed(band: Band, queries: Tensor, keys: Tensor) -> Band:
@@ -165,7 +173,7 @@ def _without_broken(queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor 
     """Zero what is not finite, and tell which queries see it."""
     finite_k, finite_v = keys.isfinite(), values.isfinite()
     broken = ~(finite_k.all(dim=-1) & finite_v.all(dim=-1)).repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
-    if keep is None and band == (None, 0):
+    if keep is None and _is_causal(band):
         last = torch.arange(queries.shape[2], device=keys.device).clamp(max=keys.shape[2] - 1)
         seen = broken.cumsum(dim=-1).index_select(-1, last) > 0
     elif (kept := _in_band(queries, keys, keep, band)) is None:
