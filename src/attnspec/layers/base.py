@@ -24,7 +24,7 @@ from ..step import function_of, is_compiling, is_watched, key_of, substitute
 from . import files
 from .foreign import parameters_of
 from .fused import OPEN, Kernel, attend
-from .growing import GrowingCache
+from .growing import GrowingCache, kind_of
 from .promises import CACHED, CROSS, SELF
 
 NAMES = tuple(field.name for field in fields(Parameters))
@@ -417,11 +417,14 @@ def _batched(x: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 def _options_key(options: dict[str, Any]) -> tuple[Any, ...]:
     """What the verdict on the options depends on; not how many tokens are in the cache."""
-    if "cache" not in options:
+    cache = options.get("cache")
+    if not isinstance(cache, Cache):
         return key_of((), options)
+    kind = cache.kind if isinstance(cache, GrowingCache) else kind_of(cache.keys, cache.values)
+    if len(options) == 1:
+        return kind
     rest = {name: option for name, option in options.items() if name != "cache"}
-    rows = (options["cache"].keys, options["cache"].values)
     for name in ("keep", "bias"):
         if (shape := getattr(rest.get(name), "shape", None)) is not None:
-            rest[name] = (type(rest[name]), rest[name].dtype, shape[:-1], shape[-1] - rows[0].shape[2])
-    return (*key_of((), rest), *((type(row), row.dtype, row.device, row.shape[:2], row.shape[3]) for row in rows))
+            rest[name] = (type(rest[name]), rest[name].dtype, shape[:-1], shape[-1] - cache.keys.shape[2])
+    return (*kind, *key_of((), rest))

@@ -82,6 +82,8 @@ def attend(  # noqa: PLR0917  # a stage of the chain, behind its kernel
     found = None
     if is_fused(policy, parameters, queries):
         band, kept = OPEN, keep
+        if queries.shape[2] == 1 and places.given is None and places.first_query - places.first_key >= keys.shape[2] - 1:
+            causal = False  # a single query that stands behind all keys: decoding
         if causal or policy.window != OPEN or isinstance(keep, Mask):
             band, kept = _band(queries, keys, keep, places, policy, causal=causal, whole=parameters.extra_k is not None)
         if policy.empty_row == "zero" or (kept is None and band == OPEN):

@@ -13,11 +13,12 @@ _LEAST_ROOM = 32
 
 @dataclass
 class _Room:
-    """Arrays with room for more tokens, and how many places are taken."""
+    """Arrays with room for more tokens, how many places are taken, and what all their tokens have in common."""
 
     keys: Any
     values: Any
     taken: int
+    kind: tuple[Any, ...]
 
 
 class GrowingCache(Cache[A]):
@@ -40,14 +41,12 @@ class GrowingCache(Cache[A]):
         Returns:
             The cache.
         """
-        return cls._of(_Room(keys, values, 0), evicted=0, taken=0)
+        return cls._of(_Room(keys, values, 0, kind_of(keys, values)), evicted=0, taken=0)
 
     @classmethod
     def _of(cls, room: _Room, *, evicted: int, taken: int) -> Self:
         cache = object.__new__(cls)  # what a room holds was checked when it was made
-        fields = {"keys": room.keys[:, :, :taken, :], "values": room.values[:, :, :taken, :], "evicted": evicted, "_room": room}
-        for name, value in fields.items():
-            object.__setattr__(cache, name, value)
+        vars(cache).update(keys=room.keys[:, :, :taken], values=room.values[:, :, :taken], evicted=evicted, _room=room)
         return cache
 
     def append(self, keys: Any, values: Any, /) -> Self:
@@ -64,25 +63,33 @@ class GrowingCache(Cache[A]):
             ShapeError: they do not fit those of the tokens before.
         """
         past, total = self.keys.shape[2], self.keys.shape[2] + keys.shape[2]
-        if is_compiling() or is_watched() or _records(keys, values, self.keys) or not self._fits(keys, values):
-            return super().append(keys, values)
+        if is_compiling() or is_watched() or _records(keys, values, self.keys) or kind_of(keys, values) != self.kind:
+            return super().append(keys, values)  # the step says what does not fit
         room = self._room
         if room is None or room.taken != past or total > room.keys.shape[2]:
             more = max(total, _LEAST_ROOM)
-            room = _Room(_widened(self.keys, more), _widened(self.values, more), past)
-        room.keys[:, :, past:total, :], room.values[:, :, past:total, :] = keys, values
+            room = _Room(_widened(self.keys, more), _widened(self.values, more), past, self.kind)
+        room.keys[:, :, past:total], room.values[:, :, past:total] = keys, values
         room.taken = total
         return self._of(room, evicted=self.evicted, taken=total)
 
-    def _fits(self, keys: Any, values: Any) -> bool:
-        """Whether one may be written behind the other; where not, the step says why."""
-        pairs = ((self.keys, keys), (self.values, values))
-        return all(_row(old) == _row(new) for old, new in pairs)
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What all its tokens have in common."""
+        return kind_of(self.keys, self.values) if self._room is None else self._room.kind
 
 
-def _row(tokens: Any) -> tuple[Any, ...]:
-    """What the tokens of one cache have in common."""
-    return type(tokens), tokens.dtype, tokens.device, tokens.shape[:2], tokens.shape[3]
+def kind_of(keys: Any, values: Any, /) -> tuple[Any, ...]:
+    """Tell what the tokens of one cache have in common.
+
+    Args:
+        keys: their keys.
+        values: their values.
+
+    Returns:
+        All that shows in their arrays but how many they are.
+    """
+    return tuple((type(row), row.dtype, row.device, row.shape[:2], row.shape[3]) for row in (keys, values))
 
 
 def _widened(old: A, more: int) -> A:

@@ -91,11 +91,10 @@ class MultiheadAttention(nn.MultiheadAttention):
                                    "average_attn_weights": average_attn_weights, "is_causal": is_causal}  # fmt: skip
         if is_compiling():
             return self._compute(query, key, value, **options)
-        arrays = (query,) if query is key is value else (query, key, value)
-        if attn_mask is not None or key_padding_mask is not None:
-            arrays = (*arrays, attn_mask, key_padding_mask)
         settings = (self.embed_dim, self.num_heads, self.kdim, self.vdim, type(need_weights), type(average_attn_weights), type(is_causal))
-        known = (*settings, self.batch_first, *map(_kind, (self.in_proj_weight, *arrays)))
+        known: tuple[Any, ...] = (settings, self.batch_first, _kind(_read(self.out_proj, "weight")), _kind(query))
+        if not (query is key is value and attn_mask is None and key_padding_mask is None):
+            known += (_kind(key), _kind(value), _kind(attn_mask), _kind(key_padding_mask))
         promise = _promise(self._axes(query), getattr(attn_mask, "ndim", 0))
         if promise.holds_for(known):
             return self._compute(query, key, value, **options)
@@ -145,20 +144,21 @@ class MultiheadAttention(nn.MultiheadAttention):
             band = (None, 0)
         elif attn_mask is not None or key_padding_mask is not None:
             keep, bias = _mask(attn_mask, key_padding_mask, queries.shape[0])
-        if self.bias_k is not None or self.add_zero_attn:
+        if _read(self, "bias_k") is not None or self.add_zero_attn:
             keys, values, keep, bias = self._extended(keys, values, keep, bias)
         blended, weights = self._attend(queries, keys, values, keep=keep, bias=bias, band=band, need_weights=need_weights)
         joined = (blended.transpose(1, 2) if first else blended.permute(2, 0, 1, 3)).flatten(2)
-        y = functional.linear(joined, self.out_proj.weight, self.out_proj.bias)
+        out = self.out_proj
+        y = functional.linear(joined, _read(out, "weight"), _read(out, "bias"))
         if weights is not None and average_attn_weights:
             weights = weights.mean(dim=1)
         return (y[0], weights if weights is None else weights[0]) if single else (y, weights)
 
     def _fan_out(self, query: Tensor, key: Tensor, value: Tensor, *, first: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Make queries, keys and values, the batch and the heads first."""
-        if query is key is value and self.in_proj_weight is not None:
+        if query is key is value and (together := _read(self, "in_proj_weight")) is not None:
             one, other, _ = query.shape
-            joined = functional.linear(query, self.in_proj_weight, self.in_proj_bias).view(one, other, 3, self.num_heads, self.head_dim)
+            joined = functional.linear(query, together, _read(self, "in_proj_bias")).view(one, other, 3, self.num_heads, self.head_dim)
             queries, keys, values = joined.permute((2, 0, 3, 1, 4) if first else (2, 1, 3, 0, 4)).unbind(0)
             return queries, keys, values
         made = (functional.linear(x, w, b) for x, w, b in zip((query, key, value), *self._projections(), strict=True))
@@ -213,5 +213,12 @@ def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, batch: int)
     return keep, bias
 
 
+def _read(module: nn.Module, name: str) -> Any:
+    """Read a parameter, past the slow look-up of modules where nothing stands in its place."""
+    own = module._parameters
+    return own[name] if name in own else getattr(module, name)
+
+
 def _kind(x: Any) -> Any:
-    return None if x is None else (type(x), *(getattr(x, trait, None) for trait in ("shape", "dtype", "device")))
+    """What a verdict depends on."""
+    return (type(x), x.shape, x.dtype, x.device) if isinstance(x, Tensor) else type(x)

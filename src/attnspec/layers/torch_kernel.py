@@ -108,11 +108,9 @@ def _attend_in_full(
     queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor | None, bias: Tensor | None, *, scale: float, dropout: Dropout | None
 ) -> tuple[Tensor, Tensor]:
     """Attend with weights that can be returned."""
-    (batch, h, seq_q, d_k), (_, h_kv, seq_k, _), d_v = queries.shape, keys.shape, values.shape[3]
-    if h != h_kv:
-        keys, values = keys.repeat_interleave(h // h_kv, dim=1), values.repeat_interleave(h // h_kv, dim=1)
-    rows, columns = queries.reshape(batch * h, seq_q, d_k), keys.reshape(batch * h, seq_k, d_k).mT
-    scores = torch.baddbmm(rows.new_empty(()), rows, columns, beta=0, alpha=scale).view(batch, h, seq_q, seq_k)
+    if (group := queries.shape[1] // keys.shape[1]) > 1:
+        keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+    scores = (queries * scale) @ keys.mT
     if bias is not None:
         scores = scores + bias
     if keep is not None:
@@ -122,9 +120,7 @@ def _attend_in_full(
         weights = weights.masked_fill(scores.amax(dim=-1, keepdim=True) == -torch.inf, 0.0)
     elif keep is not None:
         weights = weights.masked_fill(~keep.any(dim=-1, keepdim=True), 0.0)
-    kept = functional.dropout(weights, dropout.rate) if dropout else weights
-    blended = torch.bmm(kept.view(batch * h, seq_q, seq_k), values.reshape(batch * h, seq_k, d_v))
-    return blended.view(batch, h, seq_q, d_v), weights
+    return (functional.dropout(weights, dropout.rate) if dropout else weights) @ values, weights
 
 
 def _addend(keep: Tensor | None, bias: Tensor | None) -> Tensor | None:
