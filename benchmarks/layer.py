@@ -38,7 +38,6 @@ from attnspec.layers.promises import CACHED
 H = {64: 4, 512: 8, 1024: 16}
 SEQS = (1, 16, 128, 1024, 4096)
 BATCHES = (1, 8)
-CACHED_TOKENS = (1, 16, 128, 1024, 4096)
 FEWEST_ROUNDS = 3
 
 Run = Callable[[], Any]
@@ -247,10 +246,10 @@ def memory(seqs: tuple[int, ...]) -> list[dict[str, float]]:
     return [{"seq": seq, "mebibytes": round(float(done.stdout), 1)} for seq, done in measured]
 
 
-def points(modes: set[str], widths: list[int], longest: int) -> Iterator[Point]:
+def points(modes: set[str], widths: list[int], seqs: list[int], most: float) -> Iterator[Point]:
     """The grid."""
-    for d_model, seq, batch in itertools.product(widths, SEQS, BATCHES):
-        if seq > longest:
+    for d_model, seq, batch in itertools.product(widths, seqs, BATCHES):
+        if batch * seq * (4 * d_model**2 + 2 * seq * d_model) > most:
             continue
         if "eval" in modes:
             yield from eager(d_model, seq, batch, train=False)
@@ -260,8 +259,8 @@ def points(modes: set[str], widths: list[int], longest: int) -> Iterator[Point]:
             yield from compiled(d_model, seq, batch)
         if "numpy" in modes:
             yield from with_numpy(d_model, seq, batch)
-    for d_model, past, batch in itertools.product(widths, CACHED_TOKENS, BATCHES):
-        if "decode" in modes and past <= longest:
+    for d_model, past, batch in itertools.product(widths, seqs, BATCHES):
+        if "decode" in modes:
             yield from decoding(d_model, past, batch)
 
 
@@ -283,7 +282,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="eval,train,compiled,decode,numpy,memory")
     parser.add_argument("--widths", default="64,512,1024")
-    parser.add_argument("--longest", type=int, default=max(SEQS))
+    parser.add_argument("--seqs", default=",".join(map(str, SEQS)))
+    parser.add_argument("--most", type=float, default=math.inf, help="leave out points of more multiply-adds")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -291,7 +291,8 @@ def main() -> None:
     found = []
     torch.manual_seed(0)
     CACHED.signature  # noqa: B018  # loaded before anything is timed
-    for point in points(modes, [int(width) for width in arguments.widths.split(",")], arguments.longest):
+    widths, seqs = ([int(size) for size in asked.split(",")] for asked in (arguments.widths, arguments.seqs))
+    for point in points(modes, widths, seqs, arguments.most):
         point.measure(arguments.seconds)
         found.append(point.to_dict())
         console.print(json.dumps(found[-1]), soft_wrap=True)
@@ -313,7 +314,14 @@ def main() -> None:
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
         }
-        report = {"date": datetime.now(UTC).date().isoformat(), "machine": machine, "versions": versions, "points": found, "memory": curve}
+        report = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "machine": machine,
+            "versions": versions,
+            "command": vars(arguments) | {"json": None},
+            "points": found,
+            "memory": curve,
+        }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -260,6 +260,14 @@ def test_projections(route, batch, seq, with_bias):
         assert_same(kernel.mix(given, w_o, b_o if with_bias else None), mixed, within=ROUNDING)
 
 
+def test_projections_of_what_is_not_finite_do_not_warn(route):
+    x, w = normal(1, 300, 7), normal(3, 7, 5)
+    x[0, 0], x[0, 1, 3], x[0, 2, 4] = 1e308, np.inf, np.nan
+    mixed = kernel.mix(kernel.project(x, w * 1e3, None), normal(15, 11), None)
+    assert np.isnan(mixed[0, 1:3]).all()
+    assert np.isfinite(mixed[0, 3:]).all()
+
+
 def test_projections_are_as_the_layer_specified():
     layer = draw_layer(**PRIMES | {"group": 2, "d_key_in": 17}, masked=True)
     p = layer.parameters
@@ -269,7 +277,7 @@ def test_projections_are_as_the_layer_specified():
 
 
 def blas_threads():
-    return [library["num_threads"] for library in kernel._crew.blas.info()]
+    return [library.get_num_threads() for library in kernel._crew.blas]
 
 
 def test_blas_has_its_threads_again_even_after_an_error(monkeypatch):
@@ -286,6 +294,16 @@ def test_blas_has_its_threads_again_even_after_an_error(monkeypatch):
         monkeypatch.setattr(kernel, "_blend", lambda problem: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             kernel.attend(*arrays(seq_q=100), **PLAIN)
+        assert blas_threads() == before
+
+
+def test_blas_has_its_threads_again_after_the_last_of_several_callers():
+    with threadpoolctl.threadpool_limits(2):
+        before = blas_threads()
+        with kernel._crew:
+            with kernel._crew:
+                assert set(blas_threads()) == {1}
+            assert set(blas_threads()) == {1}
         assert blas_threads() == before
 
 

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -252,7 +253,9 @@ def _affine(tokens: Array, w: Array, b: Array | None) -> Array:
             product = _wide(tokens[rows]) @ w
             out[..., rows, :] = product if b is None else np.add(product, b, out=product)
 
-    _share_out(work, _slices(len(tokens), max(ROWS // 4, PRODUCTS // max(1, w.size))))
+    # a thread of the BLAS stays busy for a while after its work, and costs the next call of `attend` more than it saved
+    with _crew if len(tokens) * w.size < PRODUCTS // 16 else nullcontext():
+        _share_out(work, _slices(len(tokens), max(ROWS // 4, PRODUCTS // max(1, w.size))))
     return out
 
 
@@ -287,7 +290,7 @@ class _Crew:
     """Threads that help, and the BLAS, which is to use one thread as long as anyone works with helpers."""
 
     def __init__(self) -> None:
-        self.blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
+        self.blas = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
         self.start()
 
     def start(self) -> None:
@@ -300,14 +303,19 @@ class _Crew:
         with self.lock:
             self.users += 1
             if self.users == 1:
-                self.limit = self.blas.limit(limits=1)
+                self.before = [library.get_num_threads() for library in self.blas]
+                self.set_blas_threads([1] * len(self.blas))
         return self.pool
 
     def __exit__(self, *_: object) -> None:
         with self.lock:
             self.users -= 1
             if self.users == 0:
-                self.limit.restore_original_limits()
+                self.set_blas_threads(self.before)
+
+    def set_blas_threads(self, counts: list[int]) -> None:
+        for library, count in zip(self.blas, counts, strict=True):
+            library.set_num_threads(count)
 
 
 _crew = _Crew()
