@@ -39,6 +39,7 @@ H = {64: 4, 512: 8, 1024: 16}
 SEQS = (1, 16, 128, 1024, 4096)
 BATCHES = (1, 8)
 FEWEST_ROUNDS = 3
+REST = 0.06
 
 Run = Callable[[], Any]
 
@@ -53,6 +54,8 @@ class Point:
     batch: int
     ours: Run
     others: dict[str, Run]
+    rest: float = 0.0
+    """Seconds before each turn: the threads of one library go on spinning for a while, and would slow the next one down."""
     ratios: dict[str, float] = field(default_factory=dict)
     microseconds: dict[str, float] = field(default_factory=dict)
 
@@ -68,6 +71,9 @@ class Point:
         gc.collect()
         while len(times["ours"]) < FEWEST_ROUNDS or time.perf_counter() - start < seconds:
             for name in _turns(runs, len(times["ours"])):
+                if self.rest:
+                    time.sleep(self.rest)
+                    runs[name]()
                 times[name].append(_time(runs[name], repeat))
         for name in self.others:
             pairs = zip(times["ours"], times[name], strict=True)
@@ -202,7 +208,7 @@ def decoding(d_model: int, past: int, batch: int) -> Iterator[Point]:
 
     others = {"bare": _without_gradients(lambda: bare.decode(x, rows, past)), "unchecked": _without_gradients(unchecked)}
     yield Point("decode", d_model, past, batch, _without_gradients(step), others)
-    yield Point("numpy decode", d_model, past, batch, step_numpy, {"bare": others["bare"]})
+    yield Point("numpy decode", d_model, past, batch, step_numpy, {"bare": others["bare"]}, rest=REST)
 
 
 def with_numpy(d_model: int, seq: int, batch: int) -> Iterator[Point]:
@@ -226,18 +232,18 @@ def with_numpy(d_model: int, seq: int, batch: int) -> Iterator[Point]:
             session = onnxruntime.InferenceSession(f"{folder}/layer.onnx", settings, providers=["CPUExecutionProvider"])
         entry = session.get_inputs()[0].name
         others["onnxruntime"] = lambda: session.run(None, {entry: x.numpy()})
-    yield Point("numpy", d_model, seq, batch, lambda: layer(x.numpy()), others)
+    yield Point("numpy", d_model, seq, batch, lambda: layer(x.numpy()), others, rest=REST)
     causal = {"bare": _without_gradients(lambda: bare(x, causal=True))}
-    yield Point("numpy, causal", d_model, seq, batch, lambda: layer(x.numpy(), causal=True), causal)
+    yield Point("numpy, causal", d_model, seq, batch, lambda: layer(x.numpy(), causal=True), causal, rest=REST)
 
 
 def memory(seqs: tuple[int, ...]) -> list[dict[str, float]]:
     """How much memory the layer of NumPy takes beyond its arguments and parameters, in a process of its own."""
     code = (
-        "import sys, resource, numpy as np; from attnspec.numpy import MultiHeadAttention\n"
+        "import sys, re, numpy as np; from attnspec.numpy import MultiHeadAttention\n"
+        "def peak(): return int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read()).group(1))\n"
         "layer = MultiHeadAttention(512, 8); x = np.ones((1, int(sys.argv[1]), 512), np.float32); layer(x[:, :8])\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; layer(x)\n"
-        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)"
+        "before = peak(); layer(x); print((peak() - before) / 1024)"
     )
     import subprocess
     import sys

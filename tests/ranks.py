@@ -3,6 +3,7 @@
 import copy
 import json
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -354,6 +355,14 @@ def a_split_layer_can_be_compiled() -> None:
     require_same(found[1], found[0])
 
 
+def a_split_layer_is_saved_in_one_piece() -> None:
+    case = CASES["a gain for all heads"]
+    with tempfile.TemporaryDirectory() as folder:
+        for setup in SETUPS.values():
+            setup(case.layer()).save(f"{folder}/layer.safetensors")
+            require_same(state_of(MultiHeadAttention.load(f"{folder}/layer.safetensors")), state_of(case.layer()))
+
+
 SCENES = {
     scene.__name__: scene
     for scene in (
@@ -366,6 +375,7 @@ SCENES = {
         a_distributed_tensor_is_gathered,
         a_layer_without_memory_is_filled_after_it_is_split,
         the_state_of_one_piece_can_be_loaded,
+        a_split_layer_is_saved_in_one_piece,
         nothing_is_dropped_but_in_training,
         a_split_layer_can_be_compiled,
     )

@@ -115,12 +115,23 @@ def _attend_in_full(
         scores = scores + bias
     if keep is not None:
         scores = scores.masked_fill(~keep, -torch.inf)
-    weights = torch.softmax(scores, dim=-1)
-    if bias is not None:
-        weights = weights.masked_fill(scores.amax(dim=-1, keepdim=True) == -torch.inf, 0.0)
+    empty = scores.amax(dim=-1, keepdim=True) == -torch.inf if bias is not None else None
+    weights = _softmax(scores)
+    if empty is not None:
+        weights = weights.masked_fill(empty, 0.0)
     elif keep is not None:
         weights = weights.masked_fill(~keep.any(dim=-1, keepdim=True), 0.0)
     return (functional.dropout(weights, dropout.rate) if dropout else weights) @ values, weights
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """Take the softmax, in place where nobody else needs the scores: of a long sequence they fill the memory."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return torch.softmax(scores, dim=-1)
+    try:
+        return torch.softmax(scores, dim=-1, out=scores)
+    except RuntimeError:  # under vmap
+        return torch.softmax(scores, dim=-1)
 
 
 def _addend(keep: Tensor | None, bias: Tensor | None) -> Tensor | None:

@@ -125,7 +125,8 @@ class MultiHeadAttention(Layer[Tensor], nn.Module):
         return layer
 
     def _save(self, arrays: dict[str, Any], path: str | PathLike[str], metadata: dict[str, str]) -> None:
-        save_file({name: array.detach().contiguous() for name, array in arrays.items()}, path, metadata)
+        whole = {name: array.full_tensor() if hasattr(array, "full_tensor") else array for name, array in arrays.items()}
+        save_file({name: array.detach().contiguous() for name, array in whole.items()}, path, metadata)
 
     def to_layer(self) -> nn.MultiheadAttention:
         """Make the `torch.nn.MultiheadAttention` that computes what this layer does, batch first.
