@@ -283,6 +283,22 @@ def show(console: Console, found: list[dict[str, Any]]) -> None:
     console.print(table)
 
 
+def report(found: list[dict[str, Any]], curve: list[dict[str, float]], earlier: dict[str, Any]) -> dict[str, Any]:
+    """What is written down: where, when, with what, and all points, the new ones in the place of the old."""
+    where = ("mode", "d_model", "seq", "batch")
+    points = {tuple(line[name] for name in where): line for line in (*earlier["points"], *found)}
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": {
+            "python": platform.python_version(), "processor": platform.machine(), "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+        },
+        "versions": {name: importlib.metadata.version(name) for name in ("attnspec", "numpy", "torch", "onnxruntime")},
+        "points": list(points.values()),
+        "memory": curve or earlier["memory"],
+    }  # fmt: skip
+
+
 def main() -> None:
     """Measure the grid, print it, and write it down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -291,7 +307,7 @@ def main() -> None:
     parser.add_argument("--seqs", default=",".join(map(str, SEQS)))
     parser.add_argument("--most", type=float, default=math.inf, help="leave out points of more multiply-adds")
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="where to write it down; what is there and was not measured again stays")
     arguments = parser.parse_args()
     modes, console = set(arguments.only.split(",")), Console(width=140)
     found = []
@@ -313,22 +329,8 @@ def main() -> None:
             above = sum(ratio > 1 for ratio in ratios)
             console.print(f"/ {name}: {len(ratios)} points, geometric mean {mean:.3f}, largest {max(ratios):.3f}, above 1.0: {above}")
     if arguments.json:
-        versions = {name: importlib.metadata.version(name) for name in ("attnspec", "numpy", "torch", "onnxruntime")}
-        machine = {
-            "python": platform.python_version(),
-            "processor": platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-        }
-        report = {
-            "date": datetime.now(UTC).date().isoformat(),
-            "machine": machine,
-            "versions": versions,
-            "command": vars(arguments) | {"json": None},
-            "points": found,
-            "memory": curve,
-        }
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        earlier = json.loads(arguments.json.read_text()) if arguments.json.exists() else {"points": [], "memory": []}
+        arguments.json.write_text(json.dumps(report(found, curve, earlier), indent=1) + "\n")
 
 
 if __name__ == "__main__":
