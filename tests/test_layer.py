@@ -120,6 +120,40 @@ def test_plain_calls_take_the_kernel_too(library, no_steps):
             np.testing.assert_allclose(layer(WRAP[library](x), **options), wanted, rtol=0, atol=ROUNDING)
 
 
+POLICIES = [
+    Policy(scale=0.0),
+    Policy(scale=-0.3),
+    Policy(cap=1.5),
+    Policy(cap=1.5, cap_order="after"),
+    Policy(causal_anchor="bottom_right"),
+    Policy(window=(1, None)),
+    Policy(empty_row="nan"),
+    Policy(grouping="strided"),
+    Policy(rotation=Rotation()),
+    Policy(normalise="rms"),
+    Policy(normalise="l2", epsilon=0.1),
+    Policy(softmax_precision="float32"),
+    Policy(product_precision="float32"),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("library", LAYERS)
+def test_plain_calls_keep_to_the_policy_also_when_they_are_known(library, policy):
+    assert {field.name for field in dataclasses.fields(Policy)} == {
+        name for one in POLICIES for name, value in vars(one).items() if value != getattr(Policy(), name)
+    }
+    parameters = Parameters.random(Heads(d_model=24, h=4, h_kv=2), seed=1)
+    layer = LAYERS[library].from_parameters(parameters, policy=policy)
+    x = np.random.default_rng(0).normal(size=(2, 5, 24))
+    for causal in (False, True):
+        wanted = attnspec.multi_head_attention(x, parameters, causal=causal, policy=policy)
+        for _ in range(2):
+            np.testing.assert_allclose(
+                layer(WRAP[library](x), causal=causal), wanted, rtol=0, atol=1e-6 if "float32" in str(policy) else ROUNDING
+            )
+
+
 def same_calls(**settings):
     """Layers of both libraries of the same settings and parameters, in float64."""
     numpy = attnspec.numpy.MultiHeadAttention(24, 4, seed=3, dtype=np.float64, **settings)

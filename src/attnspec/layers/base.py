@@ -1,6 +1,5 @@
 """What the layers of both libraries share: settings, the call, its checks, hooks, and conversion."""
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
@@ -23,7 +22,7 @@ from ..spec.rules import Mask
 from ..step import function_of, is_compiling, is_watched, key_of, substitute
 from . import files
 from .foreign import parameters_of
-from .fused import OPEN, Kernel, attend
+from .fused import OPEN, Kernel, attend, factor_of
 from .growing import GrowingCache, kind_of
 from .promises import CACHED, CROSS, SELF
 
@@ -120,11 +119,10 @@ class Layer(_Assignable, Generic[A]):
         self.heads, self.policy, self._hooks_on_steps = heads, policy, {}
         self._sizes = tuple(vars(heads).values())
         self._dropout = Dropout(dropout, generator) if dropout else None
-        self._scale = policy.scale or 1 / math.sqrt(heads.d_k)
+        self._scale = factor_of(policy, heads.d_k)
         fused = policy.product_precision is None
         self._stages = Stages(self._kernel.project, partial(attend, self._kernel.attend), self._kernel.mix) if fused else STEPS
-        asks = policy.rotation or policy.normalise or policy.cap or policy.window != OPEN or policy.softmax_precision
-        self._is_plain = fused and not asks and policy.causal_anchor == "top_left" and not any(name in _EXTRAS for name in present)
+        self._is_plain = replace(policy, scale=None, empty_row="zero") == DEFAULT and _EXTRAS.isdisjoint(present)
 
     @property
     def dropout(self) -> float:
@@ -149,6 +147,10 @@ class Layer(_Assignable, Generic[A]):
         """The options as the judge is to see them, with the arrays of all heads."""
         return options
 
+    def _become(self, arrays: dict[str, Any], heads: Heads, policy: Policy, dropout: float) -> None:
+        """Take over the settings, and copies of the parameters."""
+        raise NotImplementedError
+
     @classmethod
     def from_parameters(cls, parameters: Parameters[Any], /, *, policy: Policy = DEFAULT, dropout: float = 0.0) -> Self:
         """Make a layer of parameters, which are copied.
@@ -161,7 +163,10 @@ class Layer(_Assignable, Generic[A]):
         Returns:
             The layer.
         """
-        raise NotImplementedError
+        layer = cls.__new__(cls)
+        given = {name: array for name, array in vars(parameters).items() if array is not None}
+        layer._become(given, parameters.heads, policy, dropout)
+        return layer
 
     @classmethod
     def load(cls, path: str | PathLike[str], /) -> Self:

@@ -24,7 +24,7 @@ class Kernel(Protocol):
     def project(self, x: Any, context: Any, context_v: Any, parameters: Any, policy: Policy, /) -> tuple[Any, Any, Any]:
         """Make queries, keys and values."""
 
-    def attend(  # a stage of the chain, behind its kernel
+    def attend(
         self,
         queries: Any,
         keys: Any,
@@ -42,6 +42,19 @@ class Kernel(Protocol):
 
     def mix(self, blended: Any, parameters: Any, policy: Policy, /) -> Any:
         """Make the output."""
+
+
+def factor_of(policy: Policy, d_k: int, /) -> float:
+    """Work out the factor of the scores.
+
+    Args:
+        policy: the conventions.
+        d_k: the width of one head's queries and keys.
+
+    Returns:
+        The policy's own, or that of the specification.
+    """
+    return 1 / math.sqrt(d_k) if policy.scale is None else policy.scale
 
 
 def is_fused(policy: Policy, parameters: Any, x: Any, /) -> bool:
@@ -90,8 +103,7 @@ def attend(  # noqa: PLR0917  # a stage of the chain, behind its kernel
             k, v, kept, addend = extended(keys, values, parameters, kept=kept, bias=bias)
             if policy.grouping == "strided" and (h := queries.shape[1]) != k.shape[1]:
                 k, v = share_keys(k, h=h, grouping="strided"), share_values(v, h=h, grouping="strided")
-            factor = policy.scale if scale is None else scale
-            factor = 1 / math.sqrt(queries.shape[3]) if factor is None else factor
+            factor = factor_of(policy, queries.shape[3]) if scale is None else scale
             found = kernel(queries, k, v, keep=kept, bias=addend, band=band, scale=factor, dropout=dropout, need_weights=need_weights)
     if found is not None:
         return found

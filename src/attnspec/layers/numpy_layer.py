@@ -121,23 +121,9 @@ class MultiHeadAttention(Layer[Array]):
             array = arrays.get(name)
             setattr(self, name, None if array is None else np.array(array, dtype, order="C"))
 
-    @classmethod
-    def from_parameters(cls, parameters: Parameters[Any], /, *, policy: Policy = DEFAULT, dropout: float = 0.0) -> Self:
-        """Make a layer of parameters, which are copied.
-
-        Args:
-            parameters: the parameters, of NumPy or PyTorch.
-            policy: the conventions.
-            dropout: the share of weights that is dropped in training.
-
-        Returns:
-            The layer.
-        """
-        layer = cls.__new__(cls)
-        given = {name: array for name, array in vars(parameters).items() if array is not None}
-        arrays = {name: array if isinstance(array, np.ndarray) else array.detach().cpu().numpy() for name, array in given.items()}
-        layer._own(arrays, parameters.heads, policy, dropout, seed=None, dtype=arrays["w_q"].dtype)
-        return layer
+    def _become(self, arrays: dict[str, Any], heads: Heads, policy: Policy, dropout: float) -> None:
+        arrays = {name: array if isinstance(array, np.ndarray) else array.detach().cpu().numpy() for name, array in arrays.items()}
+        self._own(arrays, heads, policy, dropout, seed=None, dtype=arrays["w_q"].dtype)
 
     def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002  # PyTorch's signature
         """Drop weights from now on, or no longer.

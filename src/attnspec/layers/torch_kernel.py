@@ -92,6 +92,7 @@ def attend(
         )  # fmt: skip
     else:
         causal, mask, weights = _is_causal(band) and keep is None and bias is None, None, None
+        causal = causal and scale > 0  # PyTorch drops a key before it scales, which turns minus infinity around
         if not causal and (keep is not None or bias is not None or band != OPEN):
             mask = _addend(_in_band(queries, keys, keep, band), bias)
         blended = functional.scaled_dot_product_attention(

@@ -2,7 +2,7 @@
 
 from os import PathLike
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
@@ -105,24 +105,10 @@ class MultiHeadAttention(Layer[Tensor], nn.Module):
                 else:
                     parameter.copy_(_laid_out(torch.from_numpy(drawn[name]), parameter))
 
-    @classmethod
-    def from_parameters(cls, parameters: Parameters[Any], /, *, policy: Policy = DEFAULT, dropout: float = 0.0) -> Self:
-        """Make a layer of parameters, which are copied.
-
-        Args:
-            parameters: the parameters, of NumPy or PyTorch.
-            policy: the conventions.
-            dropout: the share of weights that is dropped in training.
-
-        Returns:
-            The layer.
-        """
-        layer = cls.__new__(cls)
-        nn.Module.__init__(layer)
-        given = {name: array for name, array in vars(parameters).items() if array is not None}
-        layer._settle(parameters.heads, policy, dropout, None, given)
-        layer._own({name: torch.as_tensor(array).detach().clone(memory_format=torch.contiguous_format) for name, array in given.items()})
-        return layer
+    def _become(self, arrays: dict[str, Any], heads: Heads, policy: Policy, dropout: float) -> None:
+        nn.Module.__init__(self)
+        self._settle(heads, policy, dropout, None, arrays)
+        self._own({name: torch.as_tensor(array).detach().clone(memory_format=torch.contiguous_format) for name, array in arrays.items()})
 
     def _save(self, arrays: dict[str, Any], path: str | PathLike[str], metadata: dict[str, str]) -> None:
         whole = {name: array.full_tensor() if hasattr(array, "full_tensor") else array for name, array in arrays.items()}
