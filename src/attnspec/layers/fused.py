@@ -99,7 +99,7 @@ def attend(  # noqa: PLR0917  # a stage of the chain, behind its kernel
             causal = False  # a single query that stands behind all keys: decoding
         if causal or policy.window != OPEN or isinstance(keep, Mask):
             band, kept = _band(queries, keys, keep, places, policy, causal=causal, whole=parameters.extra_k is not None)
-        if policy.empty_row == "zero" or (kept is None and band == OPEN):
+        if policy.empty_row in ("zero", "any") or (kept is None and band == OPEN):
             k, v, kept, addend = extended(keys, values, parameters, kept=kept, bias=bias)
             if policy.grouping == "strided" and (h := queries.shape[1]) != k.shape[1]:
                 k, v = share_keys(k, h=h, grouping="strided"), share_values(v, h=h, grouping="strided")

@@ -142,7 +142,7 @@ def mask(
     """
     xp = backend_of(scores)
     kept = xp.where(keep, scores, -math.inf)
-    if empty_row in ("zero", "nan"):
+    if empty_row in ("zero", "nan", "any"):
         return kept
     return xp.where(xp.any(keep, axis=-1), kept, 0.0 if empty_row == "uniform" else scores)
 

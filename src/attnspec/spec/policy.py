@@ -8,7 +8,7 @@ from ..arrays import Precision
 from ..errors import ConfigError
 from ..step import check_fields
 
-EmptyRow = Literal["zero", "nan", "uniform", "unmasked"]
+EmptyRow = Literal["zero", "nan", "uniform", "unmasked", "any"]
 Grouping = Literal["contiguous", "strided"]
 Pairing = Literal["half", "interleaved"]
 Norm = Literal["rms", "layer", "l2"]
@@ -49,7 +49,8 @@ class Policy:
             key, `bottom_right` the last beside the last.
         window: how many keys a query sees to the left and to the right of its own position; None for no bound.
         empty_row: what a query gets that keeps no key: `zero` weights, `nan`, `uniform` weights over all keys, or the
-            weights it would have `unmasked`. A sink takes its share all the same, and all where the others get none.
+            weights it would have `unmasked`; `any` promises nothing, and computes as `zero`. A sink takes its share all
+            the same, and all where the others get none.
         grouping: which key/value head query head i reads: `contiguous`, i // group, or `strided`, i % h_kv.
         rotation: how queries and keys turn with their position; None for not at all.
         normalise: how each head's queries and keys are normalised before that; None for not at all.
