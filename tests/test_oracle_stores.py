@@ -499,29 +499,27 @@ class TestOthers:
         keras = pytest.importorskip("keras")
 
         class Layer(keras.layers.Layer):
-            def __init__(self, width, **options):
-                super().__init__(**options)
-                self.width = width
-                self.wq, self.wk, self.wv, self.wo = (keras.layers.Dense(width, use_bias=False, dtype=self.dtype_policy) for _ in range(4))
+            def __init__(self, width):
+                super().__init__()
+                self.wq, self.wk, self.wv, self.wo = (keras.layers.Dense(width, use_bias=False) for _ in range(4))
 
-            def call(self, x):
-                return self.wo(self.wq(x) + self.wk(x) + self.wv(x))
-
-            def get_config(self):
-                return {**super().get_config(), "width": self.width}
+            def call(self, x, context):
+                return self.wo(self.wq(x) + self.wk(context) + self.wv(context))
 
         layer, library = Layer(12), LIBRARIES[keras.config.backend()]
         lines = {f"w_{role}": (f"w{role}.kernel", f"d_model ({h} {width})") for role, h, width in _ROLES}
         lines["w_o"] = ("wo/kernel", "(h d_v) d_model")
         with pytest.raises(ConfigError, match="if they are made in a call, call it once"):
             Loader(layer, Heads(d_model=12, h=3), lines, library)
-        layer(keras.ops.ones((2, 5, 12)))
+        x = keras.ops.ones((2, 5, 12))
+        layer(x, x)
         loader = Loader(layer, Heads(d_model=12, h=3), lines, library)
         parameters = drawn(loader.template)
         with library.working():
-            wide = cast(layer, "float64", library)
-            wide(keras.ops.ones((2, 5, 12), "float64"))
-            loader(wide, parameters, "float64")
+            wide = loader(cast(layer, "float64", library), parameters, "float64")
+            assert wide(x, x).shape == (2, 5, 12)
+        assert {weight.dtype for weight in wide.weights} == {"float64"}
+        assert (wide.wq.compute_dtype, layer.wq.compute_dtype, keras.config.dtype_policy().name) == ("float64", "float32", "float32")
         assert np.array_equal(next(iter(stored(wide).values())), np.concatenate(list(parameters.w_q), axis=1))
 
     def test_timm_conforms_unless_it_does_more(self, attention):

@@ -19,6 +19,7 @@ import attnspec
 from attnspec import Heads, Parameters
 from attnspec.oracle.errors_attend import ATTEND
 from attnspec.oracle.errors_fan import FAN
+from attnspec.oracle.gradient_tolerance import gradient_tolerance
 from attnspec.oracle.tolerance import ROUNDINGS, tolerance
 from attnspec.step import _functions
 
@@ -106,6 +107,43 @@ def test_every_step_in_float32(order):
     assert {name: share for name, share in found.items() if not 0.12 < share < 1} == {}
 
 
+ALONE = {
+    "bias": lambda s, t: _functions["bias"](s, t[:, :, :, :1]),
+    "rms": lambda s, t: attnspec.normalise(s, kind="rms"),
+    "layer": lambda s, t: attnspec.normalise(s, t[0, :, 0], kind="layer"),
+    "l2": lambda s, t: attnspec.normalise(s, kind="l2"),
+    "rotate": lambda s, t: attnspec.rotate(s, np.arange(0, 800, 100)[None]),
+    "cap": lambda s, t: attnspec.cap(s, limit=1.5),
+    "score": lambda s, t: attnspec.score(s, t),
+    "gate": lambda s, t: attnspec.gate(s, t[0, :, 0, 0]),
+    "weights": lambda s, t: attnspec.softmax(s),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_step_alone_has_the_errors_that_it_makes(name):
+    """Nothing that comes before hides an error of its own; six sigmas of an element are about its worst case."""
+    rng, used, rms = np.random.default_rng(3), 0.0, []
+    for _ in range(40):
+        s, t = (exact_in_float32(rng.normal(size=(2, 3, 8, 6))) for _ in range(2))
+        steps = traced(lambda: ALONE[name](s, t))  # noqa: B023
+        error = np.abs(ALONE[name](in_float32(s), in_float32(t)) - steps.calls[-1].result)
+        allowed = tolerance(steps, ROUNDINGS["float32"])
+        used = max(used, ratio(error, allowed.worst))
+        rms.append(np.mean(squares(error, allowed.sigma)))
+    assert 0.02 < used < 1
+    assert 0.05 < math.sqrt(np.mean(rms)) < 1
+
+
+def test_results_that_are_stored_narrow():
+    """The queries alone, the worst case of whose product is far less than what storing them adds."""
+    rng, change = np.random.default_rng(4), exact_in("bfloat16")
+    x, w = change(rng.normal(size=(2, 5, 8))), change(rng.normal(size=(2, 8, 3)))
+    steps = traced(lambda: attnspec.project_queries(x, w))
+    y = torch.einsum("bsd,hdk->bhsk", *(torch.tensor(a).bfloat16() for a in (x, w))).double().numpy()
+    assert 0.5 < ratio(np.abs(y - steps["project_queries"].result), tolerance(steps, ROUNDINGS["bfloat16"]).worst) < 1
+
+
 @pytest.mark.parametrize("seed", range(0, len(PAIRWISE), 3))
 def test_float64_against_the_exact_result(seed):
     problem = draw(PAIRWISE[seed], seed)
@@ -181,8 +219,9 @@ def test_nothing_to_be_off(steps):
 # --- PyTorch's kernels, in every dtype
 
 
-def drawn(kind, rng, batch, seq_q, seq_k, d_model, h, change=lambda a: a):
+def drawn(kind, rng, sizes, change=lambda a: a):
     """A layer, its input and context; `change` is applied to every array."""
+    batch, seq_q, seq_k, d_model, h = sizes
     parameters = Parameters.random(Heads(d_model=d_model, h=h), seed=int(rng.integers(1 << 30)))
     x, context = rng.normal(size=(batch, seq_q, d_model)), rng.normal(size=(batch, seq_k, d_model))
     if kind == "sharp":
@@ -231,7 +270,7 @@ def test_layers_of_torch(name, kernel):
     rng, rms = np.random.default_rng(0), []
     for i in range(30):
         kind, sizes = KINDS[i % 5], SIZES[(i + i // 5) % 5]
-        x, context, parameters = drawn(kind, rng, *sizes, exact_in(name))
+        x, context, parameters = drawn(kind, rng, sizes, exact_in(name))
         causal = kind == "causal" and sizes[1] == sizes[2]
         steps = traced(lambda: attnspec.multi_head_attention(x, parameters, context=context, causal=causal))  # noqa: B023
         allowed = tolerance(steps, ROUNDINGS[name])
@@ -266,7 +305,7 @@ def test_heads_of_torch(name, kernel):
 
 def structured(kind, rng, seq, d_model, h):
     """Numbers that repeat or are sorted, so that rounding errors are not independent."""
-    x, context, parameters = drawn("cross", rng, 1, seq, seq, d_model, h)
+    x, context, parameters = drawn("cross", rng, (1, seq, seq, d_model, h))
     if kind == "constant":
         return np.full_like(x, 0.1), np.full_like(x, 0.1), parameters.map(lambda a: np.full_like(a, 0.3 / math.sqrt(d_model)))
     if kind == "two_valued":
@@ -308,7 +347,7 @@ def test_structured_data(kind, sizes):
 )
 def test_no_drawn_data_break_it(*, seed, seq, h, d_k, spread, level, name, kernel):
     rng, change = np.random.default_rng(seed), exact_in(name)
-    x, context, parameters = drawn("cross", rng, 1, *seq, h * d_k, h)
+    x, context, parameters = drawn("cross", rng, (1, *seq, h * d_k, h))
     x, context, parameters = change(x * spread), change(context + level), parameters.map(change)
     steps = traced(lambda: attnspec.multi_head_attention(x, parameters, context=context))
     allowed = tolerance(steps, ROUNDINGS[name])
@@ -368,7 +407,7 @@ FAULTS = {
 
 
 def put(seed, causal=False):
-    x, context, parameters = drawn("cross", np.random.default_rng(seed), 1, 32, 32, 64, 4, exact_in_float32)
+    x, context, parameters = drawn("cross", np.random.default_rng(seed), (1, 32, 32, 64, 4), exact_in_float32)
     keep = np.tri(32, dtype=bool)[None, None] if causal else np.ones((1, 1, 32, 32), bool)
 
     def run(change=lambda a: a):
@@ -416,3 +455,79 @@ def test_the_widest_rounding_counts():
     each = [tolerance(steps, rounding) for rounding in ROUNDINGS["bfloat16"]]
     for name in ("worst", "sigma", "sigma_any", "drawn", "outside"):
         np.testing.assert_array_equal(getattr(both, name), np.maximum(*(getattr(one, name) for one in each)))
+
+
+# --- gradients
+
+
+def gradients(run, inputs, cotangent):
+    found = torch.autograd.grad((run() * cotangent).sum(), inputs, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+
+
+def worst_gradient(attend, dtype, seed):
+    """The largest error of a gradient of attention over its tolerance."""
+    rng = np.random.default_rng(seed)
+    seq_q, seq_k, d = int(rng.integers(1, 9)), int(rng.integers(1, 24)), int(rng.choice([1, 3, 8, 16]))
+    shapes = {"q": (2, 2, seq_q, d), "k": (2, 2, seq_k, d), "v": (2, 2, seq_k, d), "bias": (1, 2, seq_q, seq_k)}
+    spread = rng.choice([0.3, 1.0, 4.0])
+    exact = {name: torch.tensor(rng.normal(size=shape) * (spread if name == "q" else 1)).float().double() for name, shape in shapes.items()}
+    inputs = {name: a.requires_grad_() for name, a in exact.items()}
+    cotangent, others = torch.tensor(rng.normal(size=shapes["q"])).float().double(), [a.detach().to(dtype) for a in exact.values()]
+    others = [a.requires_grad_() for a in others]
+    run = lambda: attnspec.attend(inputs["q"], inputs["k"], inputs["v"], bias=inputs["bias"])
+    allowed = gradient_tolerance(run, inputs, cotangent, torch.finfo(dtype).eps / 2, seed=seed)
+    right = gradients(run, tuple(inputs.values()), cotangent)
+    found = gradients(lambda: attend(*others), others, cotangent.to(dtype))
+    errors = [np.abs((a.double() - b).numpy()) for a, b in zip(found, right, strict=True)]
+    return max(ratio(error, limit) for error, limit in zip(errors, allowed.values(), strict=True))
+
+
+def by_hand(q, k, v, bias, total=lambda shares: shares.sum(-1, keepdim=True)):
+    scores = q @ k.mT / math.sqrt(q.shape[-1]) + bias
+    shares = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return (shares / total(shares)) @ v
+
+
+RIGHT = {
+    "fused": lambda q, k, v, bias: functional.scaled_dot_product_attention(q, k, v, attn_mask=bias),
+    "textbook": lambda q, k, v, bias: torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]) + bias, -1) @ v,
+    "by_hand": by_hand,
+}
+WRONG = {
+    "row sum detached": lambda q, k, v, bias: by_hand(q, k, v, bias, lambda shares: shares.sum(-1, keepdim=True).detach()),
+    "keys detached": lambda q, k, v, bias: by_hand(q, k.detach(), v, bias),
+    "no scale": lambda q, k, v, bias: by_hand(q * math.sqrt(q.shape[-1]), k, v, bias),
+    "scale off by 1e-4": lambda q, k, v, bias: by_hand(q * (1 + 1e-4), k, v, bias),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_gradients_are_within(name, dtype):
+    assert max(worst_gradient(RIGHT[name], dtype, seed) for seed in range(8)) < 0.7
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_gradients_are_far_outside(name):
+    assert worst_gradient(WRONG[name], torch.float32, 7) > 5
+
+
+def test_gradients_of_every_option():
+    """Those of a whole layer, with respect to all its parameters, of the specification in float32."""
+    for seed in range(0, len(PAIRWISE), 5):
+        torch.manual_seed(seed)
+        problem = draw(PAIRWISE[seed] | {"empty_row": "zero"}, seed).convert(exact_in_float32)
+
+        def prepared(dtype, problem=problem):
+            layer = problem.convert(lambda a: torch.tensor(a, dtype=dtype if a.dtype == np.float64 else None))
+            named = {"x": layer.x} | {name: a for name, a in vars(layer.parameters).items() if a is not None}
+            return layer.run, {name: a.requires_grad_() for name, a in named.items()}
+
+        (run, inputs), (other, others) = prepared(torch.float64), prepared(torch.float32)
+        cotangent = torch.randn(run().shape).double()
+        allowed = gradient_tolerance(run, inputs, cotangent, 2.0**-24, seed=seed)
+        right = gradients(run, tuple(inputs.values()), cotangent)
+        found = gradients(other, tuple(others.values()), cotangent.float())
+        for name, a, b in zip(inputs, found, right, strict=True):
+            assert ratio(np.abs((a.double() - b).numpy()), allowed[name]) < 0.8, (name, seed)

@@ -107,7 +107,7 @@ class _DroppedSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         weights, values, survivors = ctx.saved_tensors
-        factor = survivors / (1 - ctx.rate)
+        factor = survivors.to(weights.dtype) / (1 - ctx.rate)
         d_values = (weights * factor).transpose(-2, -1) @ grads[0]
         d_weights = grads[0] @ values.transpose(-2, -1) * (survivors * ctx.rate if ctx.fault else factor)
         d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdim=True))

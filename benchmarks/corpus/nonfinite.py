@@ -148,11 +148,12 @@ CASES = [
     ),
     Case(
         "O-081", "masked_nonfinite_leak", "nonfinite_propagation", "https://github.com/pytorch/pytorch/issues/101967",
-        partial(_masked_content, fault=True), partial(_masked_content, fault=False), settings={"library": "numpy"},
+        partial(_masked_content, fault=True), partial(_masked_content, fault=False),
+        settings={"library": "numpy", "strict": ("dropped_nan",)},
     ),
     Case(
         "O-082", "nan_swallowed", "nonfinite_propagation", "https://github.com/pytorch/pytorch/issues/141128",
-        partial(_guarded, fault=True), partial(_guarded, fault=False), settings={"library": "numpy"},
+        partial(_guarded, fault=True), partial(_guarded, fault=False), settings={"library": "numpy", "strict": ("visible_nan",)},
     ),
     Case(
         "O-083", "half_overflow", "precision_range", "https://github.com/huggingface/transformers/pull/17306",

@@ -244,34 +244,40 @@ def forgenn(folder: Path, /) -> list[Entry]:
     layout = dense("W_q W_k W_v W_o", weight="", bias="", row="1 ")
     layout |= {f"b_{role}": (f"b_{role}", f"1 {'d_model' if role == 'o' else '(h d_k)'}") for role in "qkvo"}
 
-    def build() -> Any:
+    whole = layout | left_alone("input", "output")  # which a call leaves behind
+
+    def new() -> Any:
         return module_of(folder, "forgenn.core").MultiHeadAttention(24, 4, 0.3)
 
+    def called() -> Any:
+        module = new()
+        module.forward(np.ones((1, 1, 24)))
+        return module
+
     return [
-        Entry("forgenn MultiHeadAttention", build, "check", layer(EVEN, layout, lambda m, x: m.forward(x, training=False))),
-        Entry("forgenn MultiHeadAttention, as it comes", build, "check", layer(EVEN, layout, lambda m, x: m.forward(x)), "dropout_mode"),
+        Entry("forgenn MultiHeadAttention", called, "check", layer(EVEN, whole, lambda m, x: m.forward(x, training=False))),
+        Entry("forgenn MultiHeadAttention, as it comes", called, "check", layer(EVEN, whole, lambda m, x: m.forward(x)), "dropout_mode"),
         Entry(
-            "forgenn MultiHeadAttention, backward", lambda: _Differentiated(build()), "check", layer(EVEN, layout, lambda m, x: m(x)),
+            "forgenn MultiHeadAttention, backward", lambda: _Differentiated(new()), "check", layer(EVEN, layout, lambda m, x: m(x)),
             "gradient_wrong gradient_missing",
         ),
     ]  # fmt: skip
 
 
 class _Differentiated(nn.Module):
-    """A layer of NumPy with a backward pass of its own, for PyTorch to differentiate."""
+    """A layer of NumPy with a backward pass of its own, for PyTorch to differentiate; its arrays are this module's parameters."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
-        self.inner = [inner]
         for name, array in vars(inner).items():
             if isinstance(array, np.ndarray):
                 self.register_parameter(name, nn.Parameter(torch.from_numpy(array)))
+        self.inner = lambda: inner
 
     def forward(self, x: Any) -> Any:
-        inner = self.inner[0]
         for name, parameter in self.named_parameters():
-            setattr(inner, name, parameter.detach().numpy())
-        return _Own.apply(x, inner)
+            setattr(self.inner(), name, parameter.detach().numpy())
+        return _Own.apply(x, self.inner())
 
 
 class _Own(torch.autograd.Function):

@@ -17,9 +17,14 @@ LOWEST = float(np.finfo(np.float32).min)
 
 
 def masked_after_softmax(queries: Any, keys: Any, values: Any, *, keep: Any = None) -> Any:
-    """Softmax over all keys, what is masked away, and the rows brought back to a sum of one."""
+    """Weights of all keys, what is masked away, and the rows brought back to a sum of one.
+
+    The shift is by the largest score that is kept, and none is above it: or else kept weights could all vanish beside a
+    dropped one, which is the weakness of this form.
+    """
     scores = queries @ keys.mT / math.sqrt(queries.shape[-1])
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    peak = (scores if keep is None else np.where(keep, scores, -np.inf)).max(-1, keepdims=True)
+    weights = np.exp(np.minimum(scores - peak, 0.0))
     weights /= weights.sum(-1, keepdims=True)
     if keep is not None:
         weights = weights * keep
@@ -184,10 +189,11 @@ def scaled_values(queries: Any, keys: Any, values: Any, *, dropout: Any = 0.0, s
 
 
 def cap_by_exponentials(queries: Any, keys: Any, values: Any, *, keep: Any = None, softcap: Any = None) -> Any:
-    """The hyperbolic tangent as a difference of a logistic function."""
+    """The hyperbolic tangent by exponentials less one."""
     scores = queries @ keys.mT / math.sqrt(queries.shape[-1])
     if softcap is not None:
-        scores = softcap * (2 / (1 + np.exp(-2 * scores / softcap)) - 1)
+        less = np.expm1(-2 * np.abs(scores) / softcap)
+        scores = -softcap * np.sign(scores) * less / (2 + less)
     return _softmax(scores if keep is None else np.where(keep, scores, -np.inf)) @ values
 
 

@@ -73,7 +73,7 @@ def _heads(x: Any, w: Any, b: Any) -> Any:
 
 
 def _weights(scores: Any, keep: Any) -> Any:
-    scores = scores if keep is None else np.where(keep[:, None], scores, -1e30)
+    scores = scores if keep is None else np.where(keep[:, None], scores, np.finfo(scores.dtype).min)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 

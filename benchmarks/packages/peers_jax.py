@@ -63,6 +63,7 @@ def _nnx_call(m: Any, q: Any, k: Any, v: Any, keep: Any, causal: Any) -> Any:  #
 
 
 def _haiku() -> Any:
+    """Build its layer, whose -1e30 for dropped scores is minus infinity in float16: a row without keys is NaN there, or uniform."""
     jax, hk = _jax(), importlib.import_module("haiku")
 
     def forward(q: Any, k: Any, v: Any, mask: Any) -> Any:
@@ -125,7 +126,7 @@ ENTRIES = [
     _layer("flax linen.MultiHeadDotProductAttention", _linen, "flax", _linen_call),
     _layer("flax nnx.MultiHeadAttention", _nnx(4), "flax", _nnx_call, policy=FLOAT32),
     _layer("flax nnx.MultiHeadAttention, grouped", _nnx(2), "flax", _nnx_call, _GROUPED, FLOAT32),
-    _layer("haiku MultiHeadAttention", _haiku, "haiku", _haiku_call, FREE),
+    _layer("haiku MultiHeadAttention", _haiku, "haiku", _haiku_call, FREE, Policy(empty_row="any")),
     _layer("equinox MultiheadAttention", _equinox, "equinox", _equinox_call, FREE),
     _layer("keras MultiHeadAttention", _keras(4), "keras", _keras_call, policy=SINGLE),
     _layer("keras GroupQueryAttention", _keras(2), "keras", _keras_call, _GROUPED, SINGLE),

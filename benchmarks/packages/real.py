@@ -77,7 +77,8 @@ def _d2l(folder: Path) -> list[Entry]:
         path = folder / "d2l" / "torch.py"
         d2l.DotProductAttention = taken(path, "masked_softmax DotProductAttention", d2l=d2l).DotProductAttention
         module = taken(path, "MultiHeadAttention", d2l=d2l).MultiHeadAttention(24, 4, 0.1, bias=True)
-        module(*[torch.ones(1, 1, 24)] * 3, None)
+        with torch.no_grad():
+            module(*[torch.ones(1, 1, 24)] * 3, None)
         return ready(module)
 
     settings = layer(
@@ -155,14 +156,13 @@ def _transformer(folder: Path) -> list[Entry]:
 
 
 def _neuralnetlib(folder: Path) -> list[Entry]:
-    """Layers of NumPy whose weights are made late."""
+    """Layers of NumPy whose weights are made in the first call, which leaves its inputs and results behind."""
     layout = dense("query_dense key_dense value_dense output_dense", weight=".weights", row="1 ")
+    layout |= left_alone("*.d_*", "*.input", "*_input", "reshaped_*", "*attention_weights")
 
     def build() -> Any:
         module = module_of(folder, "neuralnetlib.layers").MultiHeadAttention(4, 5, 3)
-        module.initialize_weights((1, 1, 24))
-        for each, width in ((module.query_dense, 24), (module.key_dense, 24), (module.value_dense, 24), (module.output_dense, 12)):
-            each.initialize_weights(width)
+        module.forward_pass((np.ones((1, 1, 24)),) * 3, training=False)
         return module
 
     def call(m: Any, q: Any, k: Any, v: Any, keep: Any) -> Any:
@@ -203,8 +203,11 @@ def _wyn(folder: Path) -> list[Entry]:
             transpose=lambda x, perm: ops.transpose(x, axes=perm),
             matmul=lambda x, y, transpose_b=False: ops.matmul(x, ops.swapaxes(y, -1, -2) if transpose_b else y),
         )  # fmt: skip
+        roles = iter(("wq", "wk", "wv", "out"))  # or else Keras would call them dense, dense_1 and so on
         names = "scaled_dot_product_attention MultiHeadAttention"
-        found = taken(folder / "wyn_transformers" / "transformers.py", names, tf=tf, Dense=keras.layers.Dense)
+        found = taken(
+            folder / "wyn_transformers" / "transformers.py", names, tf=tf, Dense=lambda width: keras.layers.Dense(width, name=next(roles))
+        )
         module = found.MultiHeadAttention(24, 4)
         module(*[ops.ones((1, 1, 24))] * 3)
         return module
@@ -212,7 +215,9 @@ def _wyn(folder: Path) -> list[Entry]:
     def call(m: Any, q: Any, k: Any, v: Any, keep: Any) -> Any:
         return m(v, k, q, over_heads(keep))
 
-    settings = layer(EVEN, dense("wq wk wv dense"), lambda m, q, k, v, keep: call(m, q, k, v, _ones(keep)), mask="drop")
+    settings = layer(
+        EVEN, dense("wq wk wv out", weight="/kernel", bias="/bias"), lambda m, q, k, v, keep: call(m, q, k, v, _ones(keep)), mask="drop"
+    )
     return [Entry("wyn-transformers MultiHeadAttention", build, "check", {**settings, "policy": ROWS["uniform"]})]
 
 

@@ -128,15 +128,21 @@ def step(stage: str, *, equation: str, multiply_adds: str = "0") -> Callable[[Ca
         info = Step(function.__name__, stage, equation, multiply_adds, Signature(function))
         _steps[info.name] = info
 
-        def perform(seam: _Seam, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def perform(seam: _Seam, args: tuple[Any, ...], kwargs: dict[str, Any], known: dict[Any, None]) -> Any:
             arguments = info.signature.arguments(args, kwargs)
             body, given = function, (args, kwargs)
             if info.name in seam.substitutes:
                 body, given = seam.substitutes[info.name], info.signature.without_defaults(args, kwargs)
             others = {name: other for name, other in seam.substitutes.items() if name != info.name}
+            key = key_of(args, kwargs)
             token = _seam.set(_Seam(None, others))  # a substitute may call the step that it stands in for
             try:
-                result, _ = judge(info.signature, arguments, lambda: body(*given[0], **given[1]), derive=True)
+                if body is function and is_known(key, known):
+                    result = function(*args, **kwargs)
+                else:
+                    result, repeatable = judge(info.signature, arguments, lambda: body(*given[0], **given[1]), derive=True)
+                    if repeatable and not seam.substitutes:
+                        remember(key, known)
             finally:
                 _seam.reset(token)
             if seam.record is not None:
@@ -155,7 +161,8 @@ def checked(function: Callable[P, R], /) -> Callable[P, R]:
     """Check a composition of steps against its annotations, so that its steps agree with each other."""
     signature = Signature(function)
 
-    def perform(_: _Seam, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def perform(_: _Seam, args: tuple[Any, ...], kwargs: dict[str, Any], known: dict[Any, None]) -> Any:
+        del known  # what stands in for a step inside may give another result
         return judge(signature, signature.arguments(args, kwargs), lambda: function(*args, **kwargs), derive=False)[0]
 
     return _check(function, signature, perform, derive=False)
@@ -179,9 +186,7 @@ def _fields_of(kind: type) -> tuple[Signature, dict[Any, None]]:
     return Signature(kind), {}
 
 
-def _check(
-    function: Callable[P, R], signature: Signature, perform: Callable[[_Seam, tuple[Any, ...], dict[str, Any]], Any], *, derive: bool
-) -> Callable[P, R]:
+def _check(function: Callable[P, R], signature: Signature, perform: Callable[..., Any], *, derive: bool) -> Callable[P, R]:
     known: dict[Any, None] = {}
 
     @functools.wraps(function)
@@ -189,7 +194,7 @@ def _check(
         if is_compiling():
             return function(*args, **kwargs)
         if (seam := _seam.get(None)) is not None:
-            return perform(seam, args, kwargs)  # type: ignore[no-any-return]
+            return perform(seam, args, kwargs, known)  # type: ignore[no-any-return]
         key = key_of(args, kwargs)
         if is_known(key, known):
             return function(*args, **kwargs)

@@ -21,6 +21,9 @@ SOURCES = ("queries", "keys", "values")
 GIVEN = ("bias", "sinks", "slopes", "gates")
 """The options that have gradients."""
 
+_MARGIN = 10
+"""An implementation may round more often than need be."""
+
 Backward = Callable[[Any, Any], Mapping[str, Any]]
 """The backward of an implementation: takes it after a call, and the gradient of the output; returns gradients by name."""
 
@@ -82,9 +85,11 @@ def _evaluate(problem: Problem, given: Mapping[str, Any], native: Callable[[Arra
     dropout = None if survivors is None else Dropout(options["dropout"], lambda _: chance)
     if problem.parameters is not None:
         parameters = Parameters(**{f.name: given[f.name] for f in fields(Parameters) if f.name in given})
-        more = {"keep": kept, "bias": bias, "scale": options.get("scale"), "dropout": dropout}
-        placed = {"positions": positions} if policy.rotation is not None else {}
-        return compute(queries, parameters, policy, context=keys, context_v=values, **more, **placed).y
+        stand = None if policy.rotation is None else positions
+        return compute(
+            queries, parameters, policy, context=keys, context_v=values, keep=kept, bias=bias, scale=options.get("scale"),
+            positions=stand, dropout=dropout,
+        ).y  # fmt: skip
     if policy.rotation is not None:
         queries = rotate(queries, positions.queries, **vars(policy.rotation))
         keys = rotate(keys, positions.keys, **vars(policy.rotation))
@@ -112,18 +117,26 @@ def specified(problem: Problem, cotangent: Array, /) -> dict[str, Array]:
     return {name: np.zeros(leaves[name].shape) if grad is None else grad.numpy() for name, grad in grads}
 
 
+def limits(problem: Problem, cotangent: Array, unit: float, /) -> dict[str, Array]:
+    """How far right gradients may be off, element by element, by the same names."""
+    import torch
+
+    from .gradient_tolerance import gradient_tolerance
+
+    function, given = specification(problem)
+    leaves = {name: tensor.requires_grad_() for name, tensor in given.items()}
+    found = gradient_tolerance(lambda: function(leaves), leaves, torch.from_numpy(cotangent), unit, seed=problem.seed)
+    return {name: _MARGIN * limit for name, limit in found.items()}
+
+
 def slope_of(problem: Problem, cotangent: Array, name: str, direction: Array, /) -> float:
     """Differentiate the specification in one direction of an input, by a central difference."""
     step = 1e-5
 
     def at(factor: float) -> float:
         array = inputs_of(problem)[name] + factor * direction
-        if name in problem.options:
-            moved = problem.change(**{name: array})
-        else:
-            original = getattr(problem, name)
-            moved = replace(problem, **{other: array for other in SOURCES if getattr(problem, other) is original})
-        return float(np.sum(moved.run().y * cotangent))
+        names = [name] if name in problem.options else [n for n in SOURCES if getattr(problem, n) is getattr(problem, name)]
+        return float(np.sum(problem.change(**dict.fromkeys(names, array)).run().y * cotangent))
 
     return (at(step) - at(-step)) / (2 * step)
 
@@ -187,7 +200,7 @@ def _by_torch(subject: Subject, problem: Problem, cotangent: Any, only: Collecti
     stored = stored if only is None else {}
     y = _first(subject.call(target, **subject.arguments(problem, "float64", change=leaf)))
     wanted = [*leaves.values(), *stored.values()]
-    found = [None] * len(wanted)
+    found: list[Any] = [None] * len(wanted)
     if y.requires_grad:
         found = list(torch.autograd.grad(y, wanted, cotangent, allow_unused=True))
     return dict(zip(leaves, found, strict=False)), dict(zip(stored, found[len(leaves) :], strict=True)), y.detach()
@@ -212,7 +225,7 @@ def _by_jax(subject: Subject, problem: Problem, cotangent: Any, only: Collection
         target = subject.prepared(problem, "float64")
         if stored:
             target = walk(target, lambda name, _: given.get(f"stored:{name}"))
-        return _first(subject.call(target, **subject.arguments(problem, "float64", change=lambda role, array: given.get(role, array))))
+        return _first(subject.call(target, **subject.arguments(problem, "float64", change=given.get)))
 
     found = subject.library.gradients(function, leaves | stored, cotangent) or {}
     of_tensors = {name.removeprefix("stored:"): found.get(name) for name in stored}
@@ -223,7 +236,7 @@ def _numbers(tensor: Any) -> Array:
     return np.asarray(getattr(tensor, "value", tensor), dtype=np.float64)
 
 
-def _by_hand(subject: Subject, problem: Problem, cotangent: Any, _: Any, backward: Backward) -> tuple[Any, Any, Any]:
+def _by_hand(subject: Subject, problem: Problem, cotangent: Any, _: Any, backward: Any) -> tuple[Any, Any, Any]:
     target = subject.prepared(problem, "float64")
     y = _first(subject.call(target, **subject.arguments(problem, "float64")))
     roles = dict(subject.signature.places)

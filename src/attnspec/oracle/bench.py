@@ -13,6 +13,9 @@ from .subject import Subject, fits
 MASKS = ("keep", "padding", "lengths", "causal", "window", "window_left", "window_right", "documents", "cumulative")
 """The options that say which keys a query may attend to."""
 
+_ROUGH = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
+"""What rounding is to be expected where a precision is declared for a part of the work."""
+
 _DULL = ("all kept", "none", "with an empty row", "with an empty one")
 _INPUTS = ("queries", "keys", "values")
 
@@ -55,6 +58,11 @@ class Bench:
     seed: int
     rounding: float = 1e-9
     asked: int = 0
+
+    def __post_init__(self) -> None:
+        policy = self.profile.policy
+        for precision in (policy.softmax_precision, policy.product_precision):
+            self.rounding = max(self.rounding, _ROUGH.get(str(precision), 0.0))
 
     @property
     def rng(self) -> np.random.Generator:
@@ -136,13 +144,13 @@ def shape_of(problem: Problem, /) -> tuple[int, ...]:
 
 def rows_of(problem: Problem, per_head: Array, /) -> Array:
     """Bring what holds for each head and query to the rows of the output: some head is enough."""
-    return per_head.any(1) if problem.is_layer else per_head  # type: ignore[no-any-return]
+    return np.asarray(per_head.any(1)) if problem.is_layer else per_head
 
 
 def full_rows(problem: Problem, /) -> Array:
     """The rows of the output to which every head brings something."""
-    kept = problem.visible.any(-1)
-    return kept.all(1) if problem.is_layer else kept  # type: ignore[no-any-return]
+    kept = np.asarray(problem.visible.any(-1))
+    return np.asarray(kept.all(1)) if problem.is_layer else kept
 
 
 def changed(problem: Problem, names: tuple[str, ...], change: Callable[[Array], Array], /) -> Problem:

@@ -1,7 +1,6 @@
 """The examination of a decoder: many calls, each over all tokens so far."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +54,7 @@ def _streams(examination: Examination, decoder: Decoder) -> list[tuple[Stream, s
                 found.append((stream(whole, sizes), "float64"))
                 if reorder and len(sizes) > 1:
                     found.append((stream(whole, sizes, reorder=len(sizes) - 1), "float64"))
-    for precision in examination.subject.library.precisions[1:]:
+    for precision in examination.narrower:
         for sizes in CHUNKS[1:3]:
             found.append((stream(_whole(examination, {"tokens": "square"}, sizes, 0, 1.0), sizes), precision))
     return found
@@ -84,7 +83,7 @@ def _unnamed(verdict: Verdict, verdicts: list[Verdict]) -> Finding:
     reason = verdict.reason or f"its output is off by {verdict.ratio:.3g} times what rounding explains"
     problem = verdict.question.problem
     where = f"with {problem.past or 0} tokens in the cache and {problem.sizes['seq_q']} new ones"
-    kind = "cache_structure" if fresh else "crash" if isinstance(verdict.answer, Crash) else "unknown"
+    kind = "cache_structure" if fresh or isinstance(verdict.answer, Crash) else "unknown"
     text = "It is right as long as the cache is empty, but not behind that" if fresh else "It is not even right with an empty cache"
     return Finding(kind, f"{text}: {where}, {reason}.")
 
@@ -124,5 +123,3 @@ def _told(decoder: Decoder, verdicts: list[Verdict], sizes: tuple[int, ...]) -> 
     lines.append(f"# got is {got if isinstance(got, str) else got.tolist()}")
     return Counterexample(question.problem, question.precision, question.expected.y, got, question.limit, "\n".join(lines))
 
-
-Maker = Callable[[], Any]

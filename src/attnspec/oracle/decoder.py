@@ -96,6 +96,37 @@ class Decoder:
         return callable(inspect.getattr_static(type(self.make()), "reorder", None))
 
 
+class CachingLayer:
+    """A layer that takes a cache and returns it, behind the output.
+
+    Attributes:
+        subject: how a call is made.
+    """
+
+    can_reorder = False
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+
+    def answers(self, calls: Stream, /, *, precision: str = "float64") -> Iterator[Answer | Crash]:
+        """Put the problems of a stream one after the other; after a crash nothing more is asked."""
+        kept: dict[str, Any] = {"cache": None}
+        name = next(name for name, role in self.subject.signature.places if role == "cache")
+
+        def call(target: Any, **arguments: Any) -> Any:
+            result = self.subject.call(target, **{**arguments, name: kept["cache"]})
+            if not isinstance(result, tuple) or len(result) < 2:  # noqa: PLR2004  # the output and the cache
+                raise TypeError("it was given a cache, but returns none behind the output")
+            kept["cache"] = result[-1]
+            return result[0]
+
+        for problem in calls.calls:
+            answer = replace(self.subject, call=call).answer(new_tokens(problem), precision=precision)
+            yield answer
+            if isinstance(answer, Crash):
+                return
+
+
 class _Same:
     """A decoder in a wrapping that cannot be copied, since calls must leave their traces in it."""
 

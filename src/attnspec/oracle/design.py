@@ -67,7 +67,7 @@ class Profile:
         square = choice.get("tokens", "square") in ("square", "self")
         return all(
             (square or not OPTIONS[name].square)
-            and (self.sources < 2 or self.template is None or choice["tokens"] == "self" or not OPTIONS[name].square)  # noqa: PLR2004
+            and (self.sources < 2 or self.template is None or choice.get("tokens", "self") == "self" or not OPTIONS[name].square)  # noqa: PLR2004
             and asked | causal >= set(OPTIONS[name].needs)
             and not asked & set(OPTIONS[name].excludes)
             and not (self.policy.empty_row == "any" and choice[name] == "with an empty one")

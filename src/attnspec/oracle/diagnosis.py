@@ -92,7 +92,7 @@ def _best(
     for candidates in _candidates(first, known, end):
         fitting = [faults for faults in candidates if _explains(faults, first)]
         if fitting:
-            scored = [(faults, [verdict for verdict in left if _explains(faults, verdict)]) for faults in fitting[:12]]
+            scored = [(faults, [verdict for verdict in left if _explains(faults, verdict)]) for faults in fitting[:40]]
             return min(scored, key=lambda item: (-len(item[1]), _spoilt(item[0], right), len(item[0]), sum(f.rank for f in item[0])))
     return None
 

@@ -1,7 +1,7 @@
 """What is called: one function for each way in which attention is implemented."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -42,6 +42,7 @@ def check(
     policy: Policy | None = None,
     options: Sequence[str] | None = None,
     library: str | None = None,
+    strict: Collection[str] = (),
     effort: Effort = "default",
     seed: int = 0,
     progress: Progress | None = None,
@@ -62,6 +63,7 @@ def check(
         policy: the conventions that it keeps to; None for the default ones.
         options: the options that it takes; None for those that the call has arguments for.
         library: whose arrays it takes; None to find out.
+        strict: names of properties that make the verdict, where they would only be a warning, since implementations differ.
         effort: how many problems to put.
         seed: what they are drawn from.
         progress: is told what is being done, how much of it is done, and how much there is.
@@ -76,7 +78,7 @@ def check(
     said = {"heads": heads, "call": call, "mask": mask, "mask_axes": mask_axes, "layout": layout, "policy": policy, "library": library}
     found = (known(layer) or {}) | {name: value for name, value in said.items() if value is not None}
     examination = _layer_examination("check", layer, found, causal=causal or bool(found.get("causal")), options=options)
-    examination.effort, examination.seed, examination.progress = effort, seed, progress
+    examination = replace(examination, effort=effort, seed=seed, progress=progress, strict=strict)
     return examine(examination, gradients=_gradients)
 
 
@@ -236,6 +238,7 @@ def check_attention(
     options: Sequence[str] | None = None,
     heads: Heads | None = None,
     library: str | None = None,
+    strict: Collection[str] = (),
     effort: Effort = "default",
     seed: int = 0,
     progress: Progress | None = None,
@@ -255,6 +258,7 @@ def check_attention(
             values may have fewer heads.
         heads: the sizes that it takes; None for any.
         library: whose arrays it takes; None to find out.
+        strict: names of properties that make the verdict, where they would only be a warning, since implementations differ.
         effort: how many problems to put.
         seed: what they are drawn from.
         progress: is told what is being done, how much of it is done, and how much there is.
@@ -273,7 +277,7 @@ def check_attention(
         heads=_core_heads(subject, heads, policy, grouped=grouped), draws=_draws(subject),
         tokens=tuple(tokens for tokens in TOKENS if tokens != "self"),
     )  # fmt: skip
-    examination = Examination(subject, profile, effort=effort, seed=seed, progress=progress)
+    examination = Examination(subject, profile, effort=effort, seed=seed, progress=progress, strict=strict)
     return examine(examination, gradients=_gradients)
 
 
@@ -307,6 +311,7 @@ def check_properties(
     policy: Policy | None = None,
     options: Sequence[str] | None = None,
     library: str | None = None,
+    strict: Collection[str] = (),
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Report:
@@ -323,6 +328,7 @@ def check_properties(
         policy: the conventions that it keeps to; None for the default ones.
         options: the options that it takes; None for those that the call has arguments for.
         library: whose arrays it takes; None to find out.
+        strict: names of properties that make the verdict, where they would only be a warning, since implementations differ.
         seed: what the problems are drawn from.
         progress: is told what is being done, how much of it is done, and how much there is.
 
@@ -347,7 +353,7 @@ def check_properties(
         template=template, tokens=found.get("tokens") or (("self",) if sources == 1 else TOKENS if alike else TOKENS[:-1]), sources=sources,
         draws=_draws(subject),
     )  # fmt: skip
-    return examine_properties(Examination(subject, profile, seed=seed, progress=progress))
+    return examine_properties(Examination(subject, profile, seed=seed, progress=progress, strict=strict))
 
 
 def check_cache(

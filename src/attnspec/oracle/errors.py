@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,13 +41,18 @@ class Shares:
     common: Any
     raised: Any = None
 
+    @cached_property
+    def farthest(self) -> float:
+        """The largest error of a score of any weight."""
+        return float(np.max(self.worst, where=self.weights > 0, initial=0.0))
+
     def scattered(self) -> tuple[Array, Array]:
         """The standard deviation of the common part, and the variance of the own part, relative to the weights.
 
         They are those of the scores where these are small; where they are not, an exponential raises them.
         """
         deviation, own = np.sqrt(np.broadcast_to(self.common, (2, *self.weights.shape))), self.variance
-        if self.worst.max(initial=0.0) < _NEAR:
+        if self.farthest < _NEAR:
             return deviation, own
         reach = np.minimum(SIGMAS * np.sqrt(deviation**2 + own), np.minimum(self.worst, 300.0))
         least = (self.weights * np.exp(-reach)).sum(axis=-1, keepdims=True)
@@ -61,7 +67,7 @@ class Shares:
         """
         batch, h, seq_q, seq_k = self.weights.shape
         width = max(1, _BUDGET // max(1, batch * h * seq_q * seq_k))
-        sums, scatters, is_far = [], [], self.worst.max(initial=0.0) > _FAR
+        sums, scatters, is_far = [], [], self.farthest > _FAR
         for start in range(0, values.shape[-1], width):
             part = values[..., start : start + width].mT[:, :, None]
             part = part if self.raised is None else part * self.raised[:, :, :, None]

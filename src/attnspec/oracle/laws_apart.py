@@ -7,18 +7,22 @@ from typing import Any
 import numpy as np
 
 from .bench import MASKS, Bench, Failure, changed, full_rows, part_of, separate, size_of, told
-from .laws_seen import influence
 from .problem import Array, Problem
 
 _OF_SAMPLES = {
     **dict.fromkeys(("keep", "padding", "lengths"), "mask_batch_head_tiling"),
-    **{"bias": "additive_position_bias", "documents": "ragged_packing", "positions": "rope_position"},
+    "bias": "additive_position_bias",
+    "documents": "ragged_packing",
+    "positions": "rope_position",
 }
 """The options that differ between samples, and the kind of fault where a sample has those of another."""
 
 _OF_HEADS = {
-    **{"keep": "mask_batch_head_tiling", "bias": "additive_position_bias", "slopes": "additive_position_bias"},
-    **{"sinks": "softmax_denominator", "gates": "head_mask_prune"},
+    "keep": "mask_batch_head_tiling",
+    "bias": "additive_position_bias",
+    "slopes": "additive_position_bias",
+    "sinks": "softmax_denominator",
+    "gates": "head_mask_prune",
 }
 """The options that differ between heads, likewise."""
 
@@ -60,7 +64,7 @@ def _own_option(bench: Bench, problem: Problem, base: Array, name: str) -> Itera
 
 def separate_heads(bench: Bench) -> Iterator[Failure]:
     """Change one head's queries, keys or values, then what else differs between heads."""
-    problem = bench.draw()
+    problem = bench.draw(tokens=("square", "wide", "tall"))
     if problem is None:
         return
     base, sizes = bench.ask(problem), problem.sizes
@@ -145,7 +149,7 @@ def separate_chunks(bench: Bench) -> Iterator[Failure]:
             off = bench.moved(bench.ask(chunk), base[..., part, :]) & full_rows(problem)[..., part]
             if off.any():
                 kind = "causal_alignment" if problem.is_causal else "softmax_wrong_axis"
-                yield Failure(kind, "The first or the last queries alone get another answer than in one call with the others", told(problem))
+                yield Failure(kind, "Some queries alone get another answer than in one call with the others", told(problem))
                 break
 
 
@@ -194,7 +198,7 @@ def linear_in_values(bench: Bench) -> Iterator[Failure]:
         blended = replace(problem, values=a * problem.values + b * other.values)
         wanted = a * bench.ask(problem) + b * bench.ask(other)
         if (bench.moved(bench.ask(blended), wanted) & full_rows(problem)).any():
-            yield Failure("operand_routing", "The output is not linear in the values: they are used for more than being blended", told(problem))
+            yield Failure("operand_routing", "The output is not linear in the values: they are not only blended", told(problem))
 
 
 def constant_values(bench: Bench) -> Iterator[Failure]:

@@ -173,13 +173,18 @@ def _torch_expanded(x: Any) -> Any:
     return x[:1].expand_as(x) if x.ndim > 1 and bool((x == x[:1]).all()) else x
 
 
+def _frozen(x: Any) -> Any:
+    x.flags.writeable = False
+    return x
+
+
 _VIEWS: dict[str, dict[str, Callable[[Any], Any]]] = {
     "numpy": {
-        "transposed": lambda x: np.asfortranarray(x),
+        "transposed": np.asfortranarray,
         "every second of more": lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
         "stored backwards": lambda x: np.ascontiguousarray(x[..., ::-1])[..., ::-1],
         "expanded": _numpy_expanded,
-        "read-only": lambda x: _frozen(x),
+        "read-only": _frozen,
     },
     "torch": {
         "transposed": lambda x: x.permute(_reversed(x)).contiguous().permute(_reversed(x)),
@@ -187,11 +192,6 @@ _VIEWS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "expanded": _torch_expanded,
     },
 }
-
-
-def _frozen(x: Any) -> Any:
-    x.flags.writeable = False
-    return x
 
 
 def refuses_bad_shapes(bench: Bench) -> Iterator[Failure]:
@@ -205,6 +205,7 @@ def _misfits(bench: Bench) -> Iterator[tuple[str, Problem, Any]]:
     problem = bench.draw(tokens=("wide", "square", "tall"))
     if problem is None:
         return
+    bench.ask(problem)
     sizes, roles = problem.sizes, bench.subject.signature.roles
     if "values" in roles:
         yield "keys and values of different length", replace(problem, values=problem.values[..., :-1, :].copy()), None
@@ -216,5 +217,3 @@ def _misfits(bench: Bench) -> Iterator[tuple[str, Problem, Any]]:
     if masked is not None and bench.subject.mask != "lengths":
         last = np.minimum(np.arange(sizes["seq_k"] + 1), sizes["seq_k"] - 1)
         yield "a mask that is one key too long", masked, lambda role, array: array[..., last] if role == "keep" else array
-
-

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -47,26 +48,28 @@ def influence(bench: Bench, problem: Problem, /, inputs: tuple[str, ...] = ("key
 
 
 def follow_masks(bench: Bench) -> Iterator[Failure]:
-    """Try each mask alone, and each two together."""
-    asked = [(name,) for name in MASKS if bench.has(name)]
-    for name in ("offset",):
-        asked += [(name, "causal")] if bench.has(name, "causal") else []
-    for (name,) in [names for names in asked if len(names) == 1]:
+    """Try each mask alone, each two together, and the first ones with what else can be asked for."""
+    for name in [name for name in MASKS if bench.has(name)]:
         for word in bench.words(name):
             yield from _tokens(bench, name, word=word)
     for pair in combinations([name for name in MASKS if bench.has(name)], 2):
         yield from _tokens(bench, *pair)
-    if bench.has("offset", "causal"):
-        yield from _tokens(bench, "causal", "offset")
+    others = [name for name in bench.profile.options if name not in (*MASKS, "gates", "survivors", "positions")]
+    masks = [name for name in ("causal", "keep", "padding") if bench.has(name)]
+    for pair in ((mask, other) for other in others for mask in (masks if other == "return_weights" else masks[:2])):
+        yield from _tokens(bench, *pair)
 
 
 def _tokens(bench: Bench, *names: str, word: str = "") -> Iterator[Failure]:
-    for tokens in ("wide", "self", "square"):
+    for tokens in ("wide", "self", "square", "tall")[: 4 if names[0] in _BY_PLACE else 3]:
         problem = bench.draw(*names, tokens=(tokens,), word=word)
         if problem is not None:
             yield from _follows(bench, problem)
             if len(names) > 1:
                 return
+
+
+_BY_PLACE = ("causal", "window", "window_left", "window_right")
 
 
 def mix_tokens(bench: Bench) -> Iterator[Failure]:
@@ -96,22 +99,32 @@ def _follows(bench: Bench, problem: Problem) -> Iterator[Failure]:
             sentence = "A dropped key has no share itself, but changes the shares of the others: the mask comes after the softmax"
             yield Failure("mask_after_softmax", sentence, detail)
             return
-    yield Failure(*_named(problem, found, leaks), detail)
+    yield Failure(*_named(bench, problem, found, leaks), detail)
 
 
-def _named(problem: Problem, found: Influence, leaks: Array) -> tuple[str, str]:
+def _named(bench: Bench, problem: Problem, found: Influence, leaks: Array) -> tuple[str, str]:
     """Find what would explain the influences."""
     for kind, sentence, other in _explanations(problem):
         would = rows_of(other, other.visible)
         known = found.known & full_rows(other)[..., None]
-        if known.any() and np.array_equal(would[known], found.seen[known]):
+        if known.any() and np.array_equal(would[known], found.seen[known]) and _answers_as(bench, problem, other):
             return kind, sentence
     asked = [name for name in MASKS if name in problem.options]
     if not asked and not problem.is_causal:
         return _unmixed(found)
+    if "softcap" in problem.options and leaks.any():
+        return "softcap_order_or_missing", "A dropped key has influence where scores are capped: the cap comes after the mask"
     what = "A key that must be dropped has influence" if leaks.any() else "A key that may be seen has no influence"
     kinds = {_DEFAULT[name] for name in asked} or {"causal_geometry"}
     return (kinds.pop() if len(kinds) == 1 else "mask_combination"), f"{what}, with {' and '.join(asked) or 'the built-in causality'}"
+
+
+def _answers_as(bench: Bench, problem: Problem, other: Problem) -> bool:
+    """Tell whether options that are said not to be applied make no difference indeed."""
+    if other.options.keys() >= problem.options.keys() or other.causal != problem.causal:
+        return True
+    rows = full_rows(problem) & full_rows(other)
+    return not (bench.moved(bench.ask(other), bench.ask(problem)) & rows).any()
 
 
 def _unmixed(found: Influence) -> tuple[str, str]:
@@ -144,7 +157,7 @@ def _explanations(problem: Problem) -> Iterator[tuple[str, str, Problem]]:
     if problem.is_causal:
         plain = replace(problem.change(causal=False), options={n: v for n, v in options.items() if n not in ("causal", "offset")})
         yield "causal_dropped_or_forced", "The future has influence: causality is not applied", plain
-        anchor = {"top_left": "bottom_right", "bottom_right": "top_left"}[policy.causal_anchor]
+        anchor: Any = {"top_left": "bottom_right", "bottom_right": "top_left"}[policy.causal_anchor]
         unplaced = replace(problem, options={n: v for n, v in options.items() if n != "offset"})
         for other, sentence in (
             (unplaced, "The offset of the queries is not applied to causality"),
@@ -219,7 +232,7 @@ def _unseen(problem: Problem, token: int) -> Array:
     rows = ~rows_of(problem, problem.visible)[..., token] & full_rows(problem)
     if problem.queries is problem.keys:
         rows[..., token] = False
-    return rows  # type: ignore[no-any-return]
+    return np.asarray(rows)
 
 
 def _huge_values(bench: Bench, problem: Problem, poison: float, where: str) -> Iterator[Failure]:
@@ -264,8 +277,9 @@ def pass_on_nan(bench: Bench) -> Iterator[Failure]:
     """Try NaN in what is seen."""
     for name in ("", *(name for name in MASKS if bench.has(name))):
         problem = bench.draw(*([name] if name else []))
-        for given in ("queries", "keys", "values") if problem is not None else ():
-            assert problem is not None  # noqa: S101  # for the type checker
+        if problem is None:
+            continue
+        for given in ("queries", "keys", "values"):
             rows = rows_of(problem, problem.visible)[..., 0] & full_rows(problem)
             if given == "queries":
                 rows = full_rows(problem) & (np.arange(problem.sizes["seq_q"]) == 0)

@@ -128,7 +128,12 @@ def library_named(name: str, /) -> Library:
 
 def guess_library(target: Any, /) -> Library:
     """Find out which library an implementation works with, by its class and by the modules that its code names."""
+    if isinstance(target, tuple) and target:  # a module or its function, and its parameters
+        return guess_library(target[0])
     classes = {base.__module__.partition(".")[0] for base in type(target).__mro__}
+    if "keras" in classes:
+        backend = sys.modules["keras"].config.backend()
+        return LIBRARIES.get(backend, LIBRARIES["numpy"])
     if "torch" in classes:
         return LIBRARIES["torch"]
     if classes & {"flax", "equinox", "haiku", "jax"}:

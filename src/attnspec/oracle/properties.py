@@ -94,11 +94,11 @@ def check_properties(
 
 
 def _try(name: str, prop: Property, bench: Bench) -> list[Outcome]:
-    failures: dict[str, Failure] = {}
+    failures: dict[tuple[str, str], Failure] = {}
     undecided = ""
     try:
         for failure in prop.test(bench):
-            failures.setdefault(failure.kind, failure)
+            failures.setdefault((failure.kind, failure.sentence if failure.level == "warning" else ""), failure)
     except UndecidedError as error:
         undecided = str(error)
     if failures:

@@ -73,6 +73,15 @@ ROUNDINGS: dict[str, tuple[Rounding, ...]] = {
 """
 
 
+LENIENT: dict[str, tuple[Rounding, ...]] = {
+    "float64": (replace(ROUNDINGS["float64"][0], peak=8.0),),
+    "float32": (replace(_SINGLE, peak=8.0),),
+    "bfloat16": (*ROUNDINGS["bfloat16"], Rounding(2.0**-8, underflow=2.0**-126, peak=2.0)),
+    "float16": (*ROUNDINGS["float16"], Rounding(2.0**-11, underflow=2.0**-25, peak=2.0)),
+}
+"""Rougher ways to compute, which are right too: parts merged by their log-sum-exp; every operation rounded to 16 bits."""
+
+
 def growth(count: float, unit: float, /) -> float:
     """The largest relative error of a sum of as many products, in any order: (1 - u)^-n - 1, a little below gamma_n."""
     return math.expm1(-count * math.log1p(-unit)) if unit < 1 else math.inf

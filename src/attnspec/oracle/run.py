@@ -2,21 +2,24 @@
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from ..errors import ConfigError
+from .decoder import CHUNKS, CachingLayer, Stream, stream
 from .design import Choice, Profile, choices, draw
 from .diagnosis import Diagnosis, diagnose
+from .faults.fault import Fault
 from .options import OPTIONS
 from .problem import Crash, Problem
-from .properties import Outcome, check_properties
+from .properties import PROPERTIES, Outcome, check_properties
 from .report import Check, Finding, Power, Report
-from .rounding import ROUNDINGS, Rounding
+from .rounding import LENIENT, ROUNDINGS, Rounding
 from .shrink import counterexample
+from .stages import stages
 from .subject import Subject
 from .verdict import Question, Verdict, answered, ask, judge
 
@@ -26,6 +29,8 @@ Progress = Callable[[str, int, int], None]
 SEEDS = {"quick": 1, "default": 2, "thorough": 12}
 SPREADS = (1.0, 8.0)
 RETRIES = 4
+ROUGH = 50.0
+"""Answers that are off by at most so many tolerances may come from a rougher way to compute."""
 WEAK = 0.05
 """A run that would not see a scale off by this much decides nothing."""
 
@@ -48,6 +53,7 @@ class Examination:
         effort: how many problems are put.
         seed: what they are drawn from.
         progress: is told what is being done, how much of it is done, and how much there is.
+        strict: the properties that make the verdict where others only warn.
     """
 
     subject: Subject
@@ -55,11 +61,14 @@ class Examination:
     effort: Effort = "default"
     seed: int = 0
     progress: Progress | None = None
+    strict: Collection[str] = ()
     verdicts: list[Verdict] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     inside: tuple[Rounding, ...] = ROUNDINGS["float64"]
     problems: int = 0
+    rough: set[str] = field(default_factory=set)
+    faults: tuple[Fault, ...] = ()
 
     def tell(self, what: str, done: int, total: int) -> None:
         """Tell how far it is."""
@@ -83,7 +92,14 @@ class Examination:
             said = {"wide": "fewer queries than keys", "tall": "more queries than keys", "square": "as many queries as keys", "one query": "one query"}
             text = f"It refuses {said.get(tokens, 'self-attention')} ({crash.error})."
             self.findings.append(Finding("refused", text, "note"))
+        if self.is_slow:
+            self.profile = replace(self.profile, tokens=self.profile.tokens[:2], heads=self.profile.heads[:1])
         self._fit_draws()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether every new shape costs much, as in JAX, which compiles each operation for it."""
+        return self.subject.library.name == "jax" and self.effort != "thorough"
 
     def _fit_draws(self) -> None:
         """Leave out masks whose axes of size 1 the implementation does not take."""
@@ -115,10 +131,15 @@ class Examination:
         return found
 
     def _certain(self, verdict: Verdict) -> Verdict:
-        """Make up the mind about a suspect answer: ask again with other numbers."""
+        """Make up the mind about an answer: allow for rougher ways to compute, then ask again with other numbers."""
+        question = verdict.question
+        if verdict.status != "right" and verdict.ratio < ROUGH and self.inside == ROUNDINGS["float64"]:
+            rougher = judge(ask(question.problem, precision=question.precision, roundings=LENIENT[question.precision]), verdict.answer)
+            if rougher.status == "right":
+                self.rough.add(question.precision)
+                return rougher
         if verdict.status != "suspect":
             return verdict
-        question = verdict.question
         again = [self._jittered(question, index) for index in range(RETRIES)]
         return replace(verdict, status="wrong" if sum(v.status != "right" for v in again) > RETRIES // 2 else "right")
 
@@ -180,7 +201,7 @@ class Examination:
         failing = []
         singles = [choice for choice in choices(self.profile) if len(choice) <= 2]  # noqa: PLR2004
         wanted = singles if self.effort == "quick" else [*singles, *choices(self.profile)[len(singles) : len(singles) + 8]]
-        for precision in self.subject.library.precisions[1:]:
+        for precision in self.narrower:
             self.tell(precision, 0, 1)
             if isinstance(self.subject.answer(draw(self.profile, wanted[0], seed=self.seed), precision=precision), Crash):
                 self.findings.append(Finding("refused", f"It does not take {precision}.", "note"))
@@ -192,10 +213,16 @@ class Examination:
             failing += wrong
         return failing
 
+    @property
+    def narrower(self) -> tuple[str, ...]:
+        """The precisions below float64 that are asked for."""
+        precisions = self.subject.library.precisions[1:]
+        return precisions[:1] if self.is_slow else precisions
+
     def power(self) -> Power:
         """Measure how much the run could have seen: the smallest error of the scale."""
         smallest = {}
-        for precision in ("float64", *self.subject.library.precisions[1:]):
+        for precision in ("float64", *self.narrower):
             roundings = self.inside if precision == "float64" else ROUNDINGS[precision]
             problem = draw(self.profile, {"tokens": self.profile.tokens[0]}, seed=self.seed, spread=SPREADS[-1])
             smallest[precision] = _smallest_scale_error(ask(problem, precision=precision, roundings=roundings))
@@ -208,6 +235,9 @@ class Examination:
         self.tell("properties", 0, 1)
         rounding = 1e-9 if self.inside == ROUNDINGS["float64"] else 1e-4
         outcomes = check_properties(self.subject, self.profile, seed=self.seed, rounding=rounding)
+        if strange := set(self.strict) - PROPERTIES.keys():
+            raise ConfigError(f"strict={sorted(strange)} are no properties; the properties are {', '.join(PROPERTIES)}.")
+        outcomes = [replace(outcome, level="wrong") if outcome.name in self.strict and outcome.level == "warning" else outcome for outcome in outcomes]
         self.checks += [Check(outcome.name, outcome.passed, outcome.detail) for outcome in outcomes]
         return outcomes
 
@@ -243,6 +273,8 @@ def examine(examination: Examination, /, *, gradients: Callable[[Examination], l
     except NeverAnsweredError as error:
         return _mute(examination, error.crash, start)
     examination.values()
+    if "cache" in examination.subject.signature.roles:
+        examination.verdicts += streams_of_layer(examination)
     wrong = [verdict for verdict in examination.verdicts if verdict.status != "right"]
     narrow = [] if wrong else examination.narrow()
     outcomes = examination.properties()
@@ -253,6 +285,9 @@ def examine(examination: Examination, /, *, gradients: Callable[[Examination], l
         outcomes = [*outcomes, *found]
     examination.tell("diagnosis", 0, 1)
     findings = _findings(examination, narrow, outcomes)
+    if examination.rough:
+        text = f"In {', '.join(sorted(examination.rough))} it rounds more often than need be: after every operation, or in merging parts."
+        findings.append(Finding("precision", text, "note"))
     return conclude(examination, findings, [*wrong, *narrow], start)
 
 
@@ -282,6 +317,26 @@ def examine_properties(examination: Examination, /) -> Report:
     )  # fmt: skip
 
 
+def streams_of_layer(examination: Examination, /) -> list[Verdict]:
+    """Put streams to a layer that takes a cache and returns it."""
+    layer, found = CachingLayer(examination.subject), []
+    wanted = [choice for choice in choices(examination.profile) if choice["tokens"] == "self" and set(choice) <= {"tokens", "causal"}]
+    flag = "causal" in examination.profile.options
+    for index, sizes in enumerate(CHUNKS):
+        for choice in wanted:
+            seq = sum(sizes)
+            whole = draw(examination.profile, choice, seed=index, spread=SPREADS[index % 2], sizes={"seq_q": seq, "seq_k": seq})
+            whole = replace(whole, options={**whole.options, "causal": True}) if flag else whole
+            calls = stream(whole, sizes)
+            questions = [ask(problem, roundings=examination.inside) for problem in calls.calls]
+            answers = layer.answers(Stream(tuple(question.problem for question in questions)))
+            found += [judge(question, answer) for question, answer in zip(questions, answers, strict=False)]
+    examination.problems += len(found)
+    wrong = [verdict for verdict in found if verdict.status == "wrong"]
+    examination.checks.append(Check("cache: several calls give what one gives", not wrong, counted(found)))
+    return [replace(verdict, status="right") if verdict.status == "suspect" else verdict for verdict in found]
+
+
 def _mute(examination: Examination, crash: Crash, start: float) -> Report:
     """Report on an implementation that raises an error whatever it is asked: in its own code, or because of the call.
 
@@ -298,10 +353,9 @@ def _mute(examination: Examination, crash: Crash, start: float) -> Report:
     if sizes["h_kv"] < sizes["h"] and {"h", "h_kv"} <= said.keys():
         kind = "gqa_head_mapping"
         text += f" Here h={sizes['h']} query heads meet h_kv={sizes['h_kv']} key/value heads that are not shared out."
-    elif not isinstance(subject.answer(draw(examination.profile, _first(examination), seed=0), train=True), Crash):
+    elif not isinstance(subject.answer(problem := draw(examination.profile, _first(examination), seed=0), train=True), Crash):
         text += " In training it answers: the path for evaluation is broken."
-        if examination.profile.template is not None and examination.profile.template.b_q is None:
-            kind, text = "projection_bias", text + " It has no biases, and that path may expect some."
+        kind = crash_kind(problem, crash)
     text += " If the call or the layout that was given is not what it needs, say so with call= and layout=."
     return Report(subject.name, "deviates", text, (Finding(kind, text),), seconds=time.monotonic() - start, seed=examination.seed)
 
@@ -312,18 +366,18 @@ def _first(examination: Examination) -> Choice:
 
 def _findings(examination: Examination, narrow: list[Verdict], outcomes: list[Outcome]) -> list[Finding]:
     explained, unexplained = diagnose(examination.verdicts)
-    found = [finding_of(diagnosis) for diagnosis in explained]
+    examination.faults = explained[0].faults if explained else ()
+    found = [_as_meant(finding_of(diagnosis), examination.subject) for diagnosis in explained]
     failed = [outcome for outcome in outcomes if outcome.passed is False]
     if unexplained and not found:
-        found += _unnamed(unexplained, [outcome for outcome in failed if outcome.level == "wrong"])
+        right = [verdict for verdict in examination.verdicts if verdict.status == "right"]
+        found += _unnamed(unexplained, right, [outcome for outcome in failed if outcome.level == "wrong"])
     if narrow:
         found.append(_narrow_finding(narrow))
     named = {finding.kind for finding in found}
-    for outcome in failed:
-        if outcome.level != "wrong" or not found or outcome.kind in named:
-            found.append(Finding(outcome.kind, outcome.sentence, outcome.level, outcome.detail))
-        else:
-            found.append(Finding(outcome.kind, outcome.sentence, "note", outcome.detail))
+    for outcome in failed:  # where values are wrong, what else fails mostly follows from that
+        level = "note" if outcome.level == "wrong" and named and outcome.kind not in named else outcome.level
+        found.append(Finding(outcome.kind, outcome.sentence, level, outcome.detail))
     return [*found, *examination.findings]
 
 
@@ -335,19 +389,61 @@ def finding_of(diagnosis: Diagnosis, /) -> Finding:
     return Finding(fault.kind, text, "wrong", f"reproduces {diagnosis.explained} of {diagnosis.of} wrong answers")
 
 
-def _unnamed(unexplained: list[Verdict], failed: list[Outcome]) -> list[Finding]:
-    """What is known where no fault of the catalogue explains an answer."""
+def _as_meant(finding: Finding, subject: Subject) -> Finding:
+    """Say of a mask that is added to the scores that it was taken for a boolean one, where it means the opposite."""
+    if finding.kind != "mask_polarity_inverted" or subject.mask != "additive":
+        return finding
+    text = "It is multi-head attention, but the additive mask is taken for a boolean one: keys are kept where it is not 0, and dropped where it is."
+    return replace(finding, kind="mask_type_confusion", sentence=text)
+
+
+def _unnamed(unexplained: list[Verdict], right: list[Verdict], failed: list[Outcome]) -> list[Finding]:
+    """What is known where no fault of the catalogue explains an answer: where it happens, and which property fails."""
     first = unexplained[0]
     reason = first.reason or f"its output is off by {first.ratio:.3g} times what rounding explains"
     asked = ", ".join(first.question.problem.options) or "nothing else"
     if isinstance(first.answer, Crash):
-        kind = "crash"
+        kind = crash_kind(first.question.problem, first.answer)
     elif "shape" in reason:
         kind = "returned_weights" if "weights" in reason else "output_shape"
+    elif failed:
+        kind = failed[0].kind
     else:
-        kind = failed[0].kind if failed else "returned_weights" if "weights" in reason else "unknown"
+        kind = _family(unexplained, right)
     text = f"No fault of the catalogue explains it: where {asked} is asked for, {reason}."
     return [Finding(kind, text if not failed else f"{failed[0].sentence} {text}", "wrong", f"{len(unexplained)} wrong answers")]
+
+
+FAMILIES = {
+    "survivors": "dropout_arithmetic", "bias": "additive_position_bias", "slopes": "additive_position_bias", "sinks": "softmax_denominator",
+    "softcap": "softcap_order_or_missing", "window": "window_wrong_region", "window_left": "window_wrong_region",
+    "window_right": "window_wrong_region", "gates": "head_mask_prune", "cumulative": "ragged_packing", "documents": "ragged_packing",
+    "positions": "rope_position", "offset": "causal_alignment", "scale": "scale_option_ignored", "padding": "mask_construction",
+    "lengths": "mask_construction", "keep": "mask_construction", "causal": "causal_geometry", "return_weights": "returned_weights",
+}  # fmt: skip
+"""The kind of fault of an option, where all that is known is that answers are wrong wherever it is asked for."""
+
+
+def _family(unexplained: list[Verdict], right: list[Verdict]) -> str:
+    """Name the kind by the option that all wrong answers share, and that fewest right ones have."""
+    shared = set.intersection(*(set(verdict.question.problem.options) for verdict in unexplained)) & FAMILIES.keys()
+    if shared:
+        return FAMILIES[min(shared, key=lambda name: sum(name in verdict.question.problem.options for verdict in right))]
+    problem = unexplained[0].question.problem
+    if problem.policy.rotation is not None:
+        return "rope_pairing"
+    return "gqa_head_mapping" if problem.sizes["h_kv"] != problem.sizes["h"] else "unknown"
+
+
+def crash_kind(problem: Problem, crash: Crash, /) -> str:
+    """Name the kind of fault by what was asked for where an implementation crashes, and nowhere else."""
+    if problem.parameters is not None and problem.parameters.b_q is None and "NoneType" in crash.error:
+        return "projection_bias"  # something uses a bias that there is not
+    if problem.history is not None:
+        return "cache_structure"
+    if "return_weights" in problem.options:
+        return "returned_weights"
+    return "mask_construction" if {"keep", "padding", "lengths", "documents"} & set(problem.options) else "crash"
 
 
 def _narrow_finding(narrow: list[Verdict]) -> Finding:
@@ -374,9 +470,11 @@ def conclude(examination: Examination, findings: list[Finding], failing: list[Ve
         verdict, sentence = "undecided", "Nothing was found, but the run was too weak to see a wrong scale of the scores."
     else:
         verdict, sentence = "conforms", "It is multi-head attention, as the specification says, to within rounding."
-    example = counterexample(examination.subject, failing[0]) if failing else None
+    plain = [verdict for verdict in failing if verdict.question.problem.history is None]
+    example = counterexample(examination.subject, plain[0]) if plain else None
     subject = examination.subject.name
     return Report(
         subject, verdict, sentence, tuple(findings), tuple(examination.checks), example, power,  # type: ignore[arg-type]
         examination.problems, time.monotonic() - start, examination.seed,
+        stages(example.problem, examination.faults, [finding.kind for finding in wrong[:1]]) if example else (),
     )  # fmt: skip

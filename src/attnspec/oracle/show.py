@@ -47,9 +47,8 @@ def opening(report: Report, /) -> str:
 
 
 def _finding(finding: Finding, said: str) -> list[str]:
-    sentence = "" if finding.sentence == said else f" {finding.sentence}"
-    evidence = f" ({finding.evidence})" if finding.evidence else ""
-    return wrap(f"{_LEVELS[finding.level]}, {finding.kind}:{sentence}{evidence}", WIDTH, subsequent_indent="  ")
+    parts = [*([] if finding.sentence == said else [finding.sentence]), *([f"({finding.evidence})"] if finding.evidence else [])]
+    return wrap(": ".join(filter(None, (f"{_LEVELS[finding.level]}, {finding.kind}", " ".join(parts)))), WIDTH, subsequent_indent="  ")
 
 
 def _example(example: Counterexample) -> Iterator[str]:
@@ -69,7 +68,7 @@ def _example(example: Counterexample) -> Iterator[str]:
 def size_of(example: Counterexample, /) -> str:
     """Say how large a counterexample is."""
     problem = example.problem
-    sizes = ", ".join(f"{name}={size}" for name, size in problem.sizes.items() if name != "d_key_in" and name != "d_value_in")
+    sizes = ", ".join(f"{name}={size}" for name, size in problem.sizes.items() if name not in {"d_key_in", "d_value_in"})
     asked = ", ".join((*(["causal"] if problem.causal else []), *problem.options)) or "nothing else"
     return f"{sizes}, in {example.precision}, asked for {asked}"
 
@@ -95,16 +94,16 @@ def error_of(example: Counterexample, /) -> Array | None:
         off = np.abs(example.got - example.expected)
         same = (example.got == example.expected) | (np.isnan(example.got) & np.isnan(example.expected))
         error = np.where(np.isnan(off), np.inf, off) / np.maximum(example.tolerance, np.finfo(float).tiny)
-    return np.where(same | np.isnan(example.tolerance) | np.isposinf(example.tolerance), 0.0, error) * _promised(example)
+    return np.where(same | np.isnan(example.tolerance) | np.isposinf(example.tolerance) | _free(example), 0.0, error)
 
 
-def _promised(example: Counterexample) -> Array:
-    """For which elements something is promised: 1.0, or 0.0."""
+def _free(example: Counterexample) -> Array:
+    """For which elements nothing is promised."""
     problem = example.problem
     if problem.policy.empty_row != "any":
-        return np.array(1.0)
+        return np.array(False)  # noqa: FBT003
     empty = problem.empty_rows if problem.is_layer else ~problem.visible.any(-1)
-    return np.where(empty, 0.0, 1.0)[..., None]
+    return empty[..., None]
 
 
 def _checked(checks: tuple[Check, ...]) -> Iterator[str]:

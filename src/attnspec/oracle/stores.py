@@ -101,7 +101,7 @@ class Loader:
         tensors: dict[str, Array] = {}
         for place in self._places:
             array = laid_out[place.name]
-            tensors |= zip(place.tensors, array if place.is_by_head else [array], strict=True)
+            tensors |= {place.of_head(head): part for head, part in enumerate(array)} if place.is_by_head else {place.name: array}
         return set_stored(target, tensors, self._library, precision)
 
 

@@ -1,5 +1,6 @@
 """How the tensors of an implementation are named, read and set."""
 
+import inspect
 import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -166,13 +167,34 @@ def cast(target: Any, precision: str, library: Library, /) -> Any:
 
 
 def _cast_keras(layer: Any, precision: str) -> Any:
-    """A layer of Keras computes in the dtype that it was made for, so it is made anew."""
+    """A layer of Keras computes in the dtype that it was made for, so it is made anew, as are the layers inside."""
     if layer.compute_dtype == precision:
         return layer
-    made = type(layer).from_config({**layer.get_config(), "dtype": precision})
-    if layer.built:
-        made.build_from_config(layer.get_build_config())
+    keras, config = sys.modules["keras"], layer.get_config()
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        arguments = inspect.signature(type(layer)).parameters
+        takes_all = any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
+        made = type(layer).from_config({n: v for n, v in {**config, "dtype": precision}.items() if takes_all or n in arguments})
+        if layer.built:
+            _build_keras(made, layer.get_build_config(), precision)
+    finally:
+        keras.config.set_dtype_policy(before)
     return made
+
+
+def _build_keras(layer: Any, config: dict[str, Any], precision: str) -> None:
+    """Make the tensors of a new layer: by its own method, or by a call that only works out shapes."""
+    keras = sys.modules["keras"]
+    if type(layer).build is not keras.Layer.build:
+        layer.build_from_config(config)
+    elif "input_shape" in config:  # of the first input, which is all that Keras keeps; the others are taken for as wide
+        needed = [argument for argument in inspect.signature(layer.call).parameters.values() if argument.default is argument.empty]
+        layer(*[keras.KerasTensor(config["input_shape"], precision) for _ in needed])
+    else:
+        shapes = config["shapes_dict"]
+        layer(**{name.removesuffix("_shape"): keras.KerasTensor(shape, precision) for name, shape in shapes.items()})
 
 
 def set_training(target: Any, training: bool, /) -> None:  # noqa: FBT001  # as PyTorch's train()

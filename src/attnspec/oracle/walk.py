@@ -141,8 +141,7 @@ def _of_flax(node: Any) -> list[tuple[str, Any]]:
 
 def _of_torch(node: Any) -> list[tuple[str, Any]]:
     own = vars(sys.modules["torch"].nn.Module()).keys()
-    every: dict[str, bool] = {"recurse": False, "remove_duplicate": False}
-    named = [*node.named_parameters(**every), *node.named_buffers(**every), *node.named_children()]
+    named = [*node.named_parameters(recurse=False), *node.named_buffers(recurse=False), *node.named_children()]
     return [*named, *((name, part) for name, part in vars(node).items() if name not in own)]
 
 

@@ -73,9 +73,20 @@ def cache_faults() -> Iterator[Fault]:
         ("the cache keeps the first call's tokens only, and the new ones", _first_only),
     ):
         yield Fault(structure, text, change=_both(change), applies=_holds)
+    text = "keys are thrown out of the cache, and causality takes those that are left for the latest in a row"
+    yield Fault(structure, text, change=_evicted, applies=lambda p: _is_cached(p) and "padding" in p.options)
     yield from _part_faults(structure)
     yield from _reorder_faults(structure)
     yield from _place_faults()
+
+
+def _evicted(problem: Problem) -> Problem:
+    """Count queries and keys from behind among the keys that are left."""
+    real, new = problem.options["padding"], problem.sizes["seq_q"]
+    place = np.cumsum(real, 1) - 1  # of each key among those that are left
+    left = real.sum(1)[:, None, None]
+    seen = real[:, None, :] & (place[:, None, :] <= np.arange(new)[:, None] + left - new)
+    return replace(problem.change(padding=None, keep=seen[:, None]), causal=False)
 
 
 def _part_faults(kind: str) -> Iterator[Fault]:
@@ -153,7 +164,23 @@ def _place_faults() -> Iterator[Fault]:
     rotated = {"applies": lambda p: _is_cached(p) and p.policy.rotation is not None}
     for text, offsets in _OFFSETS:
         yield Fault("rope_position", text, steps=lambda p, f=offsets: {"rotate": _displaced(p, f)}, **rotated)
+    text = "a token that comes alone has its turned channels in another order than those of a prompt: all even ones first"
+    yield Fault("rope_pairing", text, steps=_alone_apart, **rotated)
     yield Fault("rope_position", "the new tokens alone turn by their position: the cache holds the others unturned", steps=_past_unturned, **rotated)
+
+
+def _alone_apart(problem: Problem) -> dict[str, Any]:
+    """Put even channels before odd ones where a token came alone."""
+    sizes, calls = _sizes(problem), []  # type: ignore[var-annotated]
+    alone = np.repeat([size == 1 for size in sizes], sizes)
+
+    def rotate(step: Any, tokens: Array, positions: Array, **options: Any) -> Array:
+        calls.append(1)
+        turned = step(tokens, positions, **options)
+        apart = np.concatenate([turned[..., ::2], turned[..., 1::2]], -1)
+        return np.where((alone[-turned.shape[2] :] if len(calls) % 2 == 1 else alone)[:, None], apart, turned)
+
+    return {"rotate": rotate}
 
 
 def _sizes(problem: Problem) -> tuple[int, ...]:

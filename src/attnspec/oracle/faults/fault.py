@@ -48,6 +48,14 @@ class Fault:
 
 def run(problem: Problem, *faults: Fault) -> Answer | None:
     """Answer a problem as an implementation with these faults would; None where they do not apply."""
+    try:
+        with np.errstate(all="ignore"):
+            return _answer(problem, faults)
+    except (AttnspecError, ValueError, IndexError, KeyError, TypeError, AttributeError):  # faults that exclude each other
+        return None
+
+
+def _answer(problem: Problem, faults: tuple[Fault, ...]) -> Answer | None:
     changed: Problem | None = problem
     for fault in faults:
         if changed is None or not fault.applies(problem):
@@ -56,11 +64,8 @@ def run(problem: Problem, *faults: Fault) -> Answer | None:
     if changed is None:
         return None
     whole = next((fault.answer for fault in faults if fault.answer is not None), None)
-    try:
-        with np.errstate(all="ignore"), substitute(**_substitutes(changed, faults)):
-            found = changed.run() if whole is None else whole(changed)
-    except (AttnspecError, ValueError, IndexError, KeyError):
-        return None
+    with substitute(**_substitutes(changed, faults)):
+        found = changed.run() if whole is None else whole(changed)
     for fault in faults:
         found = fault.after(found, problem) if found is not None and fault.after is not None else found
     return found

@@ -38,13 +38,20 @@ def _without(rule: str) -> Callable[[Problem], Problem | None]:
 
 def ignored_faults() -> Iterator[Fault]:
     """Rules that are ignored, alone or where another is given."""
-    kinds = dict.fromkeys(RULES, "mask_not_applied") | {"causal": "causal_dropped_or_forced", "cumulative": "ragged_packing"}
+    kinds = dict.fromkeys(RULES, "mask_not_applied") | {
+        "causal": "causal_dropped_or_forced", **dict.fromkeys(("cumulative", "documents"), "ragged_packing")
+    }  # fmt: skip
     for rule in RULES:
         yield Fault(kinds[rule], f"{_NAMES[rule]} is ignored", change=_without(rule), applies=asks(rule))
     for kept, lost in permutations(RULES, 2):
         both = {"applies": lambda p, a=kept, b=lost: asks(a)(p) and asks(b)(p)}
-        kind = "causal_dropped_or_forced" if lost == "causal" else "mask_combination"
+        kind = "mask_combination" if kinds[lost] == "mask_not_applied" else kinds[lost]
         yield Fault(kind, f"{_NAMES[lost]} is ignored where {_NAMES[kept]} is given", change=_without(lost), rank=2, **both)
+    for rule in MASKS:
+        for count in range(1, 5):
+            text = f"what {_NAMES[rule]} drops among the first {count} keys is seen again: another rule is set over it"
+            steps = _prefixed(rule, count)
+            yield Fault("mask_combination", text, change=steps, applies=lambda p, r=rule, n=count: asks(r)(p) and p.sizes["seq_k"] > n, rank=3)
     for rule in RULES:
         joined = {"applies": lambda p, a=rule: asks(a)(p) and sum(asks(other)(p) for other in RULES) > 1, "rank": 3}
         text = f"a key is kept if {_NAMES[rule]} or any other rule keeps it, not only if all do"
@@ -52,6 +59,19 @@ def ignored_faults() -> Iterator[Fault]:
     yield Fault("mask_not_applied", "all masks are ignored", change=_without_all, applies=_masked(also_causal=True), rank=2)
     causal = {"change": lambda p: p.change(causal=True), "applies": lambda p: not p.is_causal}
     yield Fault("causal_dropped_or_forced", "it is causal, though that was not asked for", **causal)
+
+
+def _prefixed(rule: str, count: int) -> Callable[[Problem], Problem]:
+    """Ignore a rule for the first keys."""
+
+    def change(problem: Problem) -> Problem:
+        alone = _only(problem, rule).visible.copy()
+        alone[..., :count] = True
+        if "keep" in problem.options and rule != "keep":
+            alone &= problem.options["keep"]
+        return problem.change(**{rule: None, "keep": alone})
+
+    return change
 
 
 def _without_all(problem: Problem) -> Problem:
@@ -406,7 +426,8 @@ def rotation_faults() -> Iterator[Fault]:
     kind = "rope_pairing"
     exchanged = other(lambda r, _: replace(r, pairing="interleaved" if r.pairing == "half" else "half"))
     yield Fault(kind, "channels are paired in the other way: i with i + width/2, or 2i with 2i + 1", **exchanged)
-    yield Fault(kind, "positions do not turn queries and keys", change=lambda p: replace(p, policy=replace(p.policy, rotation=None)), applies=rotated)
+    still = "positions have no influence: nothing turns, or all tokens of a head turn by the same angle, which comes to the same"
+    yield Fault("rope_wrong_axis", still, change=lambda p: replace(p, policy=replace(p.policy, rotation=None)), applies=rotated)
     yield Fault(kind, "all channels turn, not only the first ones", **other(lambda r, _: replace(r, width=None)))
     yield Fault(kind, "half of the channels turn", **other(lambda r, p: replace(r, width=max(2, p.sizes["d_k"] // 4 * 2))))
     for base in (100.0, 1e3, 1e4, 1e5, 5e5, 1e6):
@@ -418,8 +439,23 @@ def rotation_faults() -> Iterator[Fault]:
         yield Fault("rope_position", text, steps=lambda p, f=where: {"rotate": _placed(p, f)}, applies=rotated)
 
 
-def _turned(tokens: Array, positions: Array, options: dict[str, Any], *, angles: str = "", sign: float = 1.0, joined: str = "") -> Array:
+def _turned_far(tokens: Array, positions: Array, options: dict[str, Any]) -> Array:
+    """Turn as many channels as are said to, but pair them over the whole width."""
+    whole = tokens.shape[-1]
+    half = (options.get("width") or whole) // 2
+    theta = positions[:, None, :, None] * options.get("base", 1e4) ** -(np.arange(half) * 2 / whole)
+    first, second, found = tokens[..., :half], tokens[..., whole // 2 : whole // 2 + half], tokens.copy()
+    found[..., :half] = first * np.cos(theta) - second * np.sin(theta)
+    found[..., whole // 2 : whole // 2 + half] = first * np.sin(theta) + second * np.cos(theta)
+    return found
+
+
+def _turned(
+    tokens: Array, positions: Array, options: dict[str, Any], *, angles: str = "", sign: float = 1.0, joined: str = "", far: bool = False
+) -> Array:
     """Turn pairs of channels, with the angles or the result in another order."""
+    if far:
+        return _turned_far(tokens, positions, options)
     width = options.get("width") or tokens.shape[-1]
     half, pairing = width // 2, options.get("pairing", "half")
     exponent = np.arange(half) * 2 / (tokens.shape[-1] if angles == "whole width" else width)
@@ -466,6 +502,7 @@ _TURNS: tuple[tuple[str, Callable[[Problem], Callable[..., Array]]], ...] = (
     ("channels are paired i with i + width/2, but the angles stand as t0, t0, t1, t1", _turn(angles="adjacent")),
     ("channels are paired 2i with 2i + 1, but the angles stand as t0, t1, t0, t1", _turn(angles="halves")),
     ("the rates of the angles are spread over the whole width of a head, not over the channels that turn", _turn(angles="whole width")),
+    ("channel i is paired with i + d_k/2, though fewer channels turn, and their rates are spread over the whole width", _turn(far=True)),
     ("queries and keys turn the other way", _turn(sign=-1.0)),
     ("only the keys turn with their position", _one_side(first=True, change=lambda tokens, *_: tokens)),
     ("only the queries turn with their position", _one_side(first=False, change=lambda tokens, *_: tokens)),

@@ -224,10 +224,11 @@ def softmax_faults() -> Iterator[Fault]:
     yield Fault(kind, "the sum of the softmax has a 1 too many, as if there were one more score of 0", steps=_denominator(lambda _: 1.0))
     yield Fault(kind, "the sum of the softmax has a 1 too many, behind the shift by the largest score", steps=_denominator(np.exp))
     for tile in (2, 3, 4, 8, 16, 32, 64, 128):
+        once = {"applies": lambda p: p.history is None}
         text = f"the keys are padded to a multiple of {tile}, and the padding counts with a score of 0"
-        yield Fault(kind, text, steps=lambda p, t=tile: _denominator(lambda _: float(-p.sizes["seq_k"] % t))(p), rank=2)
+        yield Fault(kind, text, steps=lambda p, t=tile: _denominator(lambda _: float(-p.sizes["seq_k"] % t))(p), rank=2, **once)
         shifted = f"the keys are padded to a multiple of {tile}, and the padding counts with the largest score"
-        yield Fault(kind, shifted, steps=lambda p, t=tile: _denominator(lambda m: -p.sizes["seq_k"] % t * np.exp(m))(p), rank=3)
+        yield Fault(kind, shifted, steps=lambda p, t=tile: _denominator(lambda m: -p.sizes["seq_k"] % t * np.exp(m))(p), rank=3, **once)
         yield from _chunk_faults(tile)
     yield Fault(kind, "the softmax is not normalised", steps=lambda _: {"softmax": lambda _, s, *__, **___: np.exp(_finite(s))})
     shift = {"softmax": lambda _, s, *__, **___: _safe(np.exp(s - _peak(s)))}
@@ -244,6 +245,7 @@ def softmax_faults() -> Iterator[Fault]:
     ):
         yield Fault(kind, text, change=lambda p, f=change: p.change(sinks=f(p.options["sinks"])), **sink)
     yield Fault(kind, "the sink is added to every score", steps=_sink_on_scores, **sink)
+    yield Fault(kind, "the sink is merged into every score, by log(exp(score) + exp(sink))", steps=_sink_in_scores, **sink)
     yield Fault(kind, "the sink is added to the sum without its exponential", steps=_raw_sink, **sink)
     yield Fault(kind, "the sink is scaled as the scores are", change=lambda p: p.change(sinks=p.options["sinks"] * _factor(p)), **sink)
 
@@ -338,6 +340,10 @@ def _unrescaled(tile: int) -> Callable[..., Array]:
 
 def _sink_on_scores(_: Problem) -> dict[str, Any]:
     return {"softmax": lambda step, scores, sinks, **options: step(scores + sinks[:, None, None], **options)}
+
+
+def _sink_in_scores(_: Problem) -> dict[str, Any]:
+    return {"softmax": lambda step, s, sinks, **options: step(np.logaddexp(s, sinks[:, None, None]), **options)}
 
 
 def _raw_sink(_: Problem) -> dict[str, Any]:

@@ -300,6 +300,11 @@ def grouping_faults() -> Iterator[Fault]:
         ("query head i reads key/value head min(i, h_kv - 1)", lambda i, h, h_kv: np.minimum(i, h_kv - 1) + 0 * h),
     ):
         yield Fault("gqa_head_mapping", text, steps=lambda p, f=pick: _picked(p, f), applies=grouped)
+    for count in range(2, 17):
+        for own_scale in (True, False):
+            text = f"the width is cut into {count} heads, not into h: the number of heads is that of another time"
+            change = {"change": lambda p, n=count, o=own_scale: _recut(p, n, own_scale=o)}
+            yield Fault("head_mask_prune", text, **change, applies=_is_layer, rank=3)
     yield Fault("gqa_head_mapping", "keys and values are repeated along the sequence, not along the heads", change=_in_time, applies=grouped)
     keys_only = {"steps": lambda p: {"share_keys": _strided(p)}, "applies": grouped}
     yield Fault("gqa_head_mapping", "keys are shared by i % h_kv, but values by i // group", **keys_only)
@@ -311,6 +316,22 @@ def _in_time(problem: Problem) -> Problem | None:
         return None
     keys, values = (np.repeat(array, group, -2) for array in (problem.keys, problem.values))
     return replace(problem, keys=keys, values=values)
+
+
+def _recut(problem: Problem, count: int, *, own_scale: bool) -> Problem | None:
+    """Cut the same width into another number of heads."""
+    parameters, sizes = problem.parameters, problem.sizes
+    width = sizes["h"] * sizes["d_k"]
+    if parameters is None or count == sizes["h"] or width % count or sizes["h"] != sizes["h_kv"] or sizes["d_k"] != sizes["d_v"]:
+        return None
+    cut = {}
+    for name in ("w_q", "w_k", "w_v"):
+        cut[name] = rearrange(rearrange(getattr(parameters, name), "h m d -> m (h d)"), "m (h d) -> h m d", h=count)
+    for name in ("b_q", "b_k", "b_v"):
+        if getattr(parameters, name) is not None:
+            cut[name] = getattr(parameters, name).reshape(count, -1)
+    again = replace(problem, parameters=replace(parameters, **cut))
+    return again if own_scale or "scale" in problem.options else again.change(scale=sizes["d_k"] ** -0.5)
 
 
 def _picked(problem: Problem, pick: Callable[[Array, int, int], Array]) -> dict[str, Any]:

@@ -1,0 +1,192 @@
+"""Evidence for the oracle: what it finds, what it names, and that it raises no false alarm.
+
+    python benchmarks/oracle.py faults [O-001 ...]     the faults of the corpus, and their right twins
+    python benchmarks/oracle.py packages [DIR]         right and wrong implementations of others; DIR: where install.py put them
+    python benchmarks/oracle.py smallest               the smallest defects that are caught, beside other rules
+    python benchmarks/oracle.py time                   seconds for a layer, and for a problem as sizes grow
+
+Each writes its part of `benchmarks/results/oracle.json`.
+"""
+
+import json
+import platform
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from attnspec import oracle
+
+RESULTS = Path(__file__).parent / "results" / "oracle.json"
+
+
+def keep(name: str, found: dict[str, Any]) -> None:
+    """Write one part of the results."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    machine = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__, "processor": platform.machine()}
+    results[name] = {"date": time.strftime("%Y-%m-%d"), **machine, **found}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def asked(entry: str, make: Callable[[], Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Ask the oracle about one implementation."""
+    start = time.perf_counter()
+    try:
+        report = getattr(oracle, entry)(make(), **settings)
+    except Exception as error:  # noqa: BLE001  # it counts as no verdict
+        return {"verdict": "error", "kind": None, "sentence": f"{type(error).__name__}: {error}"[:300], "problems": 0, "seconds": 0.0}
+    return {
+        "verdict": report.verdict, "kind": report.kind, "sentence": report.sentence, "problems": report.problems,
+        "seconds": round(time.perf_counter() - start, 2),
+    }  # fmt: skip
+
+
+def faults(wanted: Iterable[str]) -> None:
+    """Ask about every fault of the corpus and its right twin."""
+    from corpus import cases
+
+    chosen = [case for case in cases() if not wanted or case.fault in wanted or case.kind in wanted]
+    rows = []
+    for case in chosen:
+        wrong, right = (asked(case.entry, make, case.settings) for make in (case.wrong, case.right))
+        row = {"fault": case.fault, "name": case.name, "kind": case.kind, "wrong": wrong, "right": right}
+        rows.append(row)
+        found, named = wrong["verdict"] == "deviates", wrong["kind"] == case.kind
+        line = f"{'found' if found else 'MISSED'} {'named' if named else 'MISNAMED'} {'' if right['verdict'] == 'conforms' else 'FALSE ALARM'}"
+        print(f"{case.fault} {case.kind}: {line} {wrong['seconds']} s, {right['seconds']} s", flush=True)
+        for part in (wrong if not (found and named) else None, right if right["verdict"] != "conforms" else None):
+            if part:
+                print(f"    {part['verdict']} {part['kind']}: {part['sentence'][:250]}")
+    found = [row for row in rows if row["wrong"]["verdict"] == "deviates"]
+    named = [row for row in found if row["wrong"]["kind"] == row["kind"]]
+    summary = {
+        "faults": len(rows), "kinds": len({row["kind"] for row in rows}), "found": len(found), "named": len(named),
+        "false_alarms": sum(row["right"]["verdict"] == "deviates" for row in rows),
+        "median_problems": statistics.median(row["wrong"]["problems"] for row in rows),
+        "median_seconds": statistics.median(row["wrong"]["seconds"] for row in rows),
+        "most_seconds": max(max(row["wrong"]["seconds"], row["right"]["seconds"]) for row in rows),
+    }  # fmt: skip
+    print(summary)
+    if not wanted:
+        keep("faults", {**summary, "cases": rows})
+
+
+def textbook(queries: Any, keys: Any, values: Any, *, defect: str = "", size: float = 0.0) -> Any:
+    """Compute attention step by step, with a defect of a given size in one of them."""
+    if defect == "operands":
+        queries, keys, values = (x * (1 + size * torch.sign(torch.sin(1e4 * x))) for x in (queries, keys, values))
+    scale = queries.shape[-1] ** -0.5 * (1 + size * (defect == "scale"))
+    scores = queries @ keys.mT * scale
+    shares = torch.exp(scores - scores.amax(-1, keepdim=True))
+    if defect == "exponential":
+        shares[..., ::2] *= 1 + size
+    weights = shares / shares.sum(-1, keepdim=True)
+    if defect == "weights":
+        weights = weights * (1 + size * torch.sign(torch.sin(1e4 * weights)))
+    y = weights @ values
+    if defect == "one element":
+        y[0, 0, 0, 0] *= 1 + size
+    return y
+
+
+def _problems(seeds: int) -> list[Any]:
+    from attnspec import Heads
+    from attnspec.oracle.design import Profile, draw
+
+    profile = Profile(heads=(Heads(d_model=97, h=3, d_k=10, d_v=13), Heads(d_model=97, h=4, d_k=64)), tokens=("wide", "square", "tall"))
+    return [draw(profile, {"tokens": tokens}, seed=seed, spread=s) for seed in range(seeds) for tokens in profile.tokens for s in (1.0, 8.0)]
+
+
+def _rules(precision: str, problems: list[Any]) -> Callable[[str, float], dict[str, bool]]:
+    """Ask once, so that every defect is judged on the same problems: by the oracle and by other rules."""
+    from attnspec.oracle.libraries import LIBRARIES
+    from attnspec.oracle.problem import Answer
+    from attnspec.oracle.verdict import ask, judge
+
+    shelf, dtype = LIBRARIES["torch"], getattr(torch, precision)
+    questions = [ask(problem, precision=precision) for problem in problems]
+
+    def caught(defect: str, size: float) -> dict[str, bool]:
+        found = dict.fromkeys(("oracle", "torch.testing.assert_close", "numpy.allclose", "twice the error of a naive run"), False)
+        for question in questions:
+            arrays = [shelf.give(array, precision) for array in (question.problem.queries, question.problem.keys, question.problem.values)]
+            y, expected = textbook(*arrays, defect=defect, size=size), torch.from_numpy(question.expected.y)
+            naive = torch.nn.functional.scaled_dot_product_attention(*arrays)
+            off = (y.double() - expected).abs().max()
+            found["oracle"] |= judge(question, Answer(shelf.take(y))).status != "right"
+            found["torch.testing.assert_close"] |= not _close(y, expected.to(dtype))
+            found["numpy.allclose"] |= not np.allclose(shelf.take(y), question.expected.y)
+            found["twice the error of a naive run"] |= bool(off > 2 * (naive.double() - expected).abs().max())
+        return found
+
+    return caught
+
+
+def _close(y: Any, expected: Any) -> bool:
+    try:
+        torch.testing.assert_close(y, expected)
+    except AssertionError:
+        return False
+    return True
+
+
+def smallest(_: Iterable[str]) -> None:
+    """Find the smallest size of each defect that each rule catches, where it does not report the right thing too."""
+    table: dict[str, Any] = {}
+    for precision in ("float64", "float32", "bfloat16", "float16"):
+        caught = _rules(precision, _problems(4))
+        clean = caught("", 0.0)
+        table[precision] = {"false reports": [rule for rule, reported in clean.items() if reported]}
+        for defect in ("scale", "exponential", "operands", "weights", "one element"):
+            table[precision][defect] = found = dict.fromkeys(clean)
+            for power in np.arange(0, -16.01, -0.25):
+                now = caught(defect, float(10**power))
+                found |= {rule: float(f"{10**power:.2g}") for rule, is_caught in now.items() if is_caught and not clean[rule]}
+                if not any(is_caught and not clean[rule] for rule, is_caught in now.items()):
+                    break
+            print(precision, defect, found, flush=True)
+        print(precision, "false reports:", table[precision]["false reports"])
+    keep("smallest", {"problems": 24, "table": table})
+
+
+def seconds(_: Iterable[str]) -> None:
+    """Time default effort on layers, and one problem as sizes grow."""
+    from attnspec import Heads
+    from attnspec.oracle.design import Profile, draw
+    from attnspec.oracle.verdict import ask
+
+    layers = {"torch.nn.MultiheadAttention(24, 4)": torch.nn.MultiheadAttention(24, 4, batch_first=True)}
+    layers["torch.nn.MultiheadAttention(512, 8)"] = torch.nn.MultiheadAttention(512, 8, batch_first=True)
+    whole = {}
+    for name, layer in layers.items():
+        report = oracle.check(layer)
+        whole[name] = {"verdict": report.verdict, "problems": report.problems, "seconds": round(report.seconds, 2)}
+        print(name, whole[name], flush=True)
+    grown = {}
+    for seq, d_k in ((8, 8), (32, 16), (64, 32), (128, 64), (256, 64), (512, 64)):
+        profile = Profile(heads=(Heads(d_model=8 * d_k, h=8),), tokens=("square",))
+        problem = draw(profile, {"tokens": "square"}, seed=0, sizes={"seq_q": seq, "seq_k": seq})
+        start = time.perf_counter()
+        ask(problem, precision="float32")
+        grown[f"seq {seq}, h 8, d_k {d_k}"] = round(time.perf_counter() - start, 4)
+    print(grown)
+    keep("time", {"whole": whole, "one_problem": grown})
+
+
+def main() -> None:
+    """Run the part that is named."""
+    warnings.simplefilter("ignore")
+    part, *rest = sys.argv[1:] or ["faults"]
+    {"faults": faults, "smallest": smallest, "time": seconds}[part](rest)
+
+
+if __name__ == "__main__":
+    main()
