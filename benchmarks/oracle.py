@@ -1,7 +1,7 @@
 """Evidence for the oracle: what it finds, what it names, and that it raises no false alarm.
 
     python benchmarks/oracle.py faults [O-001 ...]     the faults of the corpus, and their right twins
-    python benchmarks/oracle.py packages [DIR]         right and wrong implementations of others; DIR: where install.py put them
+    python benchmarks/oracle.py packages [DIR [NAME ...]]  right and wrong implementations of others; DIR: where install.py put them
     python benchmarks/oracle.py smallest               the smallest defects that are caught, beside other rules
     python benchmarks/oracle.py time                   seconds for a layer, and for a problem as sizes grow
 
@@ -77,6 +77,38 @@ def faults(wanted: Iterable[str]) -> None:
     print(summary)
     if not wanted:
         keep("faults", {**summary, "cases": rows})
+
+
+def packages(rest: list[str]) -> None:
+    """Ask about implementations of others, right and wrong, and about everything right that looks wrong."""
+    from packages import negatives, peers
+
+    entries = [("negatives", entry) for entry in negatives.ENTRIES] + [("peers", entry) for entry in peers.ENTRIES]
+    if rest:
+        from packages import real
+
+        entries += [("packages", entry) for entry in real.entries(Path(rest[0]))]
+    rows, only = [], rest[1:]
+    for group, entry in [pair for pair in entries if not only or any(word in pair[1].name for word in only)]:
+        found = asked(entry.entry, entry.build, entry.settings)
+        rows.append({"group": group, "name": entry.name, "known": entry.wrong, **found})
+        right = entry.wrong is None
+        good = found["verdict"] == ("conforms" if right else "deviates")
+        named = right or not entry.wrong or found["kind"] in entry.wrong.split()
+        print(f"{group} {entry.name}: {'as known' if good else 'NOT AS KNOWN'}{'' if named else ' MISNAMED'} {found['seconds']} s", flush=True)
+        if not (good and named):
+            print(f"    known: {entry.wrong}; {found['verdict']} {found['kind']}: {found['sentence'][:250]}")
+    right, wrong = ([row for row in rows if (row["known"] is None) is is_right] for is_right in (True, False))
+    summary = {
+        "right": len(right), "false_alarms": sum(row["verdict"] == "deviates" for row in right),
+        "not_decided": [row["name"] for row in right if row["verdict"] not in ("conforms", "deviates")],
+        "problems_of_right_ones": sum(row["problems"] for row in right), "wrong": len(wrong),
+        "found": sum(row["verdict"] == "deviates" for row in wrong),
+        "named": sum(not row["known"] or row["kind"] in row["known"].split() for row in wrong if row["verdict"] == "deviates"),
+    }  # fmt: skip
+    print(summary)
+    if not only:
+        keep("packages", {**summary, "cases": rows})
 
 
 def textbook(queries: Any, keys: Any, values: Any, *, defect: str = "", size: float = 0.0) -> Any:
@@ -185,7 +217,7 @@ def main() -> None:
     """Run the part that is named."""
     warnings.simplefilter("ignore")
     part, *rest = sys.argv[1:] or ["faults"]
-    {"faults": faults, "smallest": smallest, "time": seconds}[part](rest)
+    {"faults": faults, "packages": packages, "smallest": smallest, "time": seconds}[part](rest)
 
 
 if __name__ == "__main__":

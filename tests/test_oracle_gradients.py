@@ -126,7 +126,7 @@ class Slip(torch.autograd.Function):
     """Attention with a backward of its own, in which one thing may be wrong."""
 
     @staticmethod
-    def forward(ctx, queries, keys, values, slip, survivors, rate):
+    def forward(ctx, queries, keys, values, slip, survivors, rate):  # noqa: PLR0917  # apply has no keywords
         scale = queries.shape[3] ** -0.5
         weights = torch.softmax(queries @ keys.mT * scale, -1)
         kept = torch.ones_like(weights) if survivors is None else survivors.to(weights.dtype) / (1 - rate)
@@ -259,7 +259,7 @@ def test_a_backward_that_raises_only_alone_is_named():
                 inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
                 return torch.autograd.grad(right(*inputs), inputs, grad)
 
-    found = outcomes(lambda queries, keys, values: Fragile.apply(queries, keys, values))
+    found = outcomes(lambda queries, keys, values: Fragile.apply(queries, keys, values))  # noqa: PLW0108  # its signature is read
     assert failed(found) == {"gradient_missing"}
     assert "raises an error where only keys asks" in said(found)
 

@@ -146,7 +146,8 @@ def layer_subject(layer, heads, call=torch_layer, **said):
     loader = Loader(layer, heads, "torch", library)
     signature = read_signature(call, subject_first=True, heads_first=False, explicit=True, owner="test")
     subject = Subject(
-        "layer", layer, call, signature, library, mask="drop", load=loader, in_precision=lambda target, precision: cast(target, precision, library),
+        "layer", layer, call, signature, library, mask="drop", load=loader,
+        in_precision=lambda target, precision: cast(target, precision, library),
         training=set_training, mask_axes=("batch 1 seq_q seq_k",), **said,
     )  # fmt: skip
     options = tuple(name for name in OPTIONS if name in signature.roles)
@@ -482,14 +483,19 @@ def drop_rightly(queries, keys, values, *, dropout=0.0, training=False, arithmet
     return weights @ values
 
 
+def drop_never(queries, keys, values, *, dropout=0.0, training=False):
+    return plain(queries, keys, values)
+
+
+def drop_always(queries, keys, values, *, dropout=0.0, training=False):
+    return drop_rightly(queries, keys, values, dropout=dropout, training=True)
+
+
 RNG = np.random.default_rng(0)
 TRAINING = [
     (drop_rightly, None),
-    (lambda queries, keys, values, *, dropout=0.0, training=False: plain(queries, keys, values), "dropout_mode"),
-    (
-        lambda queries, keys, values, *, dropout=0.0, training=False: drop_rightly(queries, keys, values, dropout=dropout, training=True),
-        "dropout_mode",
-    ),
+    (drop_never, "dropout_mode"),
+    (drop_always, "dropout_mode"),
     (partial(drop_rightly, zero=2.0), "dropout_mode"),
     (partial(drop_rightly, arithmetic=lambda _: 1.0), "dropout_arithmetic"),
     (partial(drop_rightly, arithmetic=lambda rate: (1 - rate) ** 0.5), "dropout_arithmetic"),

@@ -37,7 +37,9 @@ ROOMS = {
     "torch": {"layers"},
     "distributed": {"layers"},
     "numpy": {"layers"},
-    "cli": {*GROUND, "spec", "bookkeeping", "heads"},
+    "oracle": {*GROUND, "spec", "bookkeeping", "layouts", "layers"},
+    "pytest_plugin": {"oracle"},
+    "cli": {*GROUND, "spec", "bookkeeping", "heads", "oracle"},
 }
 
 

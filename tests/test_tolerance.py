@@ -20,13 +20,22 @@ from attnspec import Heads, Parameters
 from attnspec.oracle.errors_attend import ATTEND
 from attnspec.oracle.errors_fan import FAN
 from attnspec.oracle.gradient_tolerance import gradient_tolerance
-from attnspec.oracle.tolerance import ROUNDINGS, tolerance
+from attnspec.oracle.tolerance import ROUNDINGS, Rounding, tolerance
 from attnspec.step import _functions
 
 KINDS = ("cross", "causal", "sharp", "positive", "offset")
 KERNELS = ("fused", "math", "softmax", "scaled_before", "by_hand")
 SIZES = ((2, 8, 8, 16, 2), (1, 16, 24, 32, 4), (1, 32, 32, 64, 4), (1, 48, 48, 48, 3), (1, 1, 16, 16, 2))
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """These arrays are so small that threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def traced(run):
@@ -114,7 +123,7 @@ ALONE = {
     "l2": lambda s, t: attnspec.normalise(s, kind="l2"),
     "rotate": lambda s, t: attnspec.rotate(s, np.arange(0, 800, 100)[None]),
     "cap": lambda s, t: attnspec.cap(s, limit=1.5),
-    "score": lambda s, t: attnspec.score(s, t),
+    "score": attnspec.score,
     "gate": lambda s, t: attnspec.gate(s, t[0, :, 0, 0]),
     "weights": lambda s, t: attnspec.softmax(s),
 }
@@ -133,6 +142,14 @@ def test_a_step_alone_has_the_errors_that_it_makes(name):
         rms.append(np.mean(squares(error, allowed.sigma)))
     assert 0.02 < used < 1
     assert 0.05 < math.sqrt(np.mean(rms)) < 1
+
+
+def test_exponentials_may_be_off_by_four_units_in_the_last_place():
+    scores, signs = np.zeros((1, 1, 1, 2)), np.array([1, -1])
+    steps = traced(lambda: attnspec.softmax(scores))
+    shares = 1 + 8 * 2.0**-24 * signs
+    error = np.abs(shares / shares.sum() - steps["softmax"].result)
+    assert 0.5 < ratio(error, tolerance(steps, ROUNDINGS["float32"]).worst) < 1
 
 
 def test_results_that_are_stored_narrow():
@@ -170,6 +187,9 @@ def test_a_bias_that_was_made_in_the_trace():
     assert off("linear_bias", steps, others).max() > 0
     for name in ("linear_bias", "bias", "blend"):
         assert ratio(off(name, steps, others), tolerance(steps, ROUNDINGS["float32"], of=name).worst) < 1
+    given_ = traced(lambda: attnspec.attend(q, q, q, bias=steps["linear_bias"].result))
+    more = tolerance(steps, ROUNDINGS["float32"], of="bias").worst - tolerance(given_, ROUNDINGS["float32"], of="bias").worst
+    np.testing.assert_allclose(more, 2.0**-24 * np.abs(steps["linear_bias"].result), rtol=1e-4, atol=1e-20)
 
 
 def test_a_cache_keeps_the_errors_of_its_keys():
@@ -449,6 +469,63 @@ def test_rounded_factors_have_a_rounding_of_their_own(name, change):
         assert 0.2 < ratio(error, allowed.drawn) < 0.8
 
 
+PLACES = {
+    "projected": ("project_keys", lambda steps: np.abs(steps["project_keys"].result)),
+    "scores": ("score", lambda steps: np.abs(steps["score"].result) + np.abs(steps["score"].arguments["queries"]) @ keys_of(steps)),
+    "weights": ("softmax", lambda steps: np.abs(steps["softmax"].result)),
+    "blended": ("blend", lambda steps: np.abs(steps["blend"].result)),
+    "output": ("mix", lambda steps: np.abs(steps["mix"].result)),
+}
+
+
+def keys_of(steps):
+    return np.abs(steps["score"].arguments["keys"]).mT
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_place_of_rounding_counts(place):
+    """One more rounding adds what it must to the worst case and to the variance."""
+    _, steps = put(0)
+    (step, size), unit, base = PLACES[place], 2.0**-12, Rounding(2.0**-40)
+    less, more = (tolerance(steps, rounding, of=step) for rounding in (base, replace(base, **{place: unit})))
+    np.testing.assert_allclose(more.worst - less.worst, unit * size(steps), rtol=0.02, atol=1e-9)
+    if place != "scores":  # two roundings, of different sizes
+        np.testing.assert_allclose(more.sigma**2 - less.sigma**2, unit**2 / 3 * size(steps) ** 2, rtol=0.02)
+
+
+def test_narrow_exponentials_and_their_arguments_count():
+    """A weight of half, far below a peak: what its argument is rounded to is a multiple of the distance."""
+    scores, base = np.array([0.0, -8.0])[None, None, None], Rounding(2.0**-24, exponential=0.0, argument=0.0)
+    steps = traced(lambda: attnspec.softmax(scores))
+    least = tolerance(steps, base).worst[..., 1]
+    for more, units in (({"argument": 2.0}, 16), ({"scores": 2.0**-12}, 8 * 2**12), ({"peak": 0.0}, 0)):
+        found = (tolerance(steps, replace(base, **more)).worst[..., 1] - least) / steps["softmax"].result[..., 1]
+        np.testing.assert_allclose(found, units * 2.0**-24, rtol=0.02, atol=1e-12)
+
+
+def test_gates_count_like_factors_of_the_output_projection():
+    x, _, parameters = drawn("cross", np.random.default_rng(0), (1, 6, 6, 12, 3))
+    gates = np.array([100.0, 0.01, 0.0])
+    factors = np.repeat(gates, 4)[:, None]
+    gated, folded = (replace(parameters, gates=gates), replace(parameters, w_o=parameters.w_o * factors))
+    first, second = (tolerance(traced(lambda p=p: attnspec.multi_head_attention(x, p)), Rounding(2.0**-24)) for p in (gated, folded))
+    np.testing.assert_allclose(first.worst, second.worst, rtol=0.15)
+    assert (first.worst >= second.worst).all()
+
+
+def test_an_error_of_a_query_is_common_to_its_keys():
+    """It does not average out over many keys: a thousandfold repeated key counts like a single one."""
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(1, 3, 8)), rng.normal(size=(1, 8, 4))
+    k, v = rng.normal(size=(1, 1, 2, 4)), rng.normal(size=(1, 1, 2, 5))
+    few, many = (
+        traced(lambda n=n: attnspec.attend(attnspec.project_queries(x, w), np.repeat(k, n, axis=2), np.repeat(v, n, axis=2)))
+        for n in (1, 500)
+    )
+    rounding = Rounding(2.0**-40, projected=2.0**-12, exponential=0.0)
+    np.testing.assert_allclose(tolerance(few, rounding).sigma, tolerance(many, rounding).sigma, rtol=1e-3)
+
+
 def test_the_widest_rounding_counts():
     _, steps = put(0)
     both = tolerance(steps, ROUNDINGS["bfloat16"])
@@ -505,7 +582,7 @@ WRONG = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_gradients_are_within(name, dtype):
-    assert max(worst_gradient(RIGHT[name], dtype, seed) for seed in range(8)) < 0.7
+    assert max(worst_gradient(RIGHT[name], dtype, seed) for seed in range(5)) < 0.7
 
 
 @pytest.mark.parametrize("name", WRONG)

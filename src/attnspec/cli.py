@@ -13,6 +13,7 @@ from .bookkeeping.ledger import Ledger, ledger
 from .bookkeeping.network import crossings
 from .errors import AttnspecError
 from .heads.command import heads
+from .oracle.command import check, faults
 from .spec.parameters import Heads
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -83,6 +84,8 @@ def _print_json(data: dict[str, Any]) -> None:
 
 
 app.command()(heads)
+app.command()(check)
+app.command()(faults)
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """How gradients are obtained: those of the specification, and those of an implementation."""
 
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -14,8 +13,9 @@ from ..spec.parameters import Parameters
 from ..spec.positions import Positions, linear_bias, rotate
 from .problem import Array, Problem
 from .subject import Subject
+from .tensors import stored as read_stored
 from .tensors import tensors_of
-from .walk import walk
+from .walk import is_variable, walk
 
 SOURCES = ("queries", "keys", "values")
 GIVEN = ("bias", "sinks", "slopes", "gates")
@@ -102,7 +102,7 @@ def _evaluate(problem: Problem, given: Mapping[str, Any], native: Callable[[Arra
 
 def _positions(problem: Problem, native: Callable[[Array], Any]) -> Positions[Any]:
     queries, keys = (np.empty((problem.sizes["batch"], 1, problem.sizes[seq], 0)) for seq in ("seq_q", "seq_k"))
-    places = problem._places(queries, keys).positions()  # noqa: SLF001  # where tokens stand is settled there
+    places = problem.places(queries, keys).positions()
     return Positions(native(np.array(places.queries)), native(np.array(places.keys)))
 
 
@@ -194,16 +194,16 @@ def _by_torch(subject: Subject, problem: Problem, cotangent: Any, only: Collecti
             leaves[role] = array.requires_grad_()
         return array
 
-    stored = dict(tensors_of(target)) if subject.load is not None else {}
+    stored = {name: t.value if is_variable(t) else t for name, t in tensors_of(target).items()} if subject.load is not None else {}
     for tensor in stored.values():
         tensor.requires_grad_(only is None)
     stored = stored if only is None else {}
     y = _first(subject.call(target, **subject.arguments(problem, "float64", change=leaf)))
-    wanted = [*leaves.values(), *stored.values()]
-    found: list[Any] = [None] * len(wanted)
-    if y.requires_grad:
-        found = list(torch.autograd.grad(y, wanted, cotangent, allow_unused=True))
-    return dict(zip(leaves, found, strict=False)), dict(zip(stored, found[len(leaves) :], strict=True)), y.detach()
+    wanted = [tensor for tensor in (*leaves.values(), *stored.values()) if tensor.requires_grad]  # it may have been cut off
+    found = torch.autograd.grad(y, wanted, cotangent, allow_unused=True) if wanted and y.requires_grad else [None] * len(wanted)
+    by_id = {id(tensor): grad for tensor, grad in zip(wanted, found, strict=True)}
+    of_inputs, of_stored = ({name: by_id.get(id(tensor)) for name, tensor in named.items()} for named in (leaves, stored))
+    return of_inputs, of_stored, y.detach()
 
 
 def _by_jax(subject: Subject, problem: Problem, cotangent: Any, only: Collection[str] | None, _: Any) -> tuple[Any, Any, Any]:
@@ -217,9 +217,8 @@ def _by_jax(subject: Subject, problem: Problem, cotangent: Any, only: Collection
     y = _first(subject.call(subject.prepared(problem, "float64"), **subject.arguments(problem, "float64", change=leaf)))
     stored: dict[str, Any] = {}
     if subject.load is not None and only is None:
-        jnp = sys.modules["jax.numpy"]
-        tensors = tensors_of(subject.prepared(problem, "float64"))
-        stored = {f"stored:{name}": jnp.asarray(subject.library.give(_numbers(t), "float64")) for name, t in tensors.items()}
+        arrays = read_stored(subject.prepared(problem, "float64"))
+        stored = {f"stored:{name}": subject.library.give(array, "float64") for name, array in arrays.items()}
 
     def function(given: dict[str, Any]) -> Any:
         target = subject.prepared(problem, "float64")
@@ -230,10 +229,6 @@ def _by_jax(subject: Subject, problem: Problem, cotangent: Any, only: Collection
     found = subject.library.gradients(function, leaves | stored, cotangent) or {}
     of_tensors = {name.removeprefix("stored:"): found.get(name) for name in stored}
     return {name: found.get(name) for name in leaves}, of_tensors, y
-
-
-def _numbers(tensor: Any) -> Array:
-    return np.asarray(getattr(tensor, "value", tensor), dtype=np.float64)
 
 
 def _by_hand(subject: Subject, problem: Problem, cotangent: Any, _: Any, backward: Any) -> tuple[Any, Any, Any]:

@@ -1,5 +1,6 @@
 """What laws are tried on: an implementation, problems drawn for it, and which rows of its output moved."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,6 +13,9 @@ from .subject import Subject, fits
 
 MASKS = ("keep", "padding", "lengths", "causal", "window", "window_left", "window_right", "documents", "cumulative")
 """The options that say which keys a query may attend to."""
+
+_SLOW = 0.02
+"""An implementation that takes more seconds than this for an answer is asked less."""
 
 _ROUGH = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
 """What rounding is to be expected where a precision is declared for a part of the work."""
@@ -51,6 +55,7 @@ class Bench:
         seed: what problems are drawn from.
         rounding: how far two answers that should be equal may differ, as a share of the largest number in them.
         asked: how many questions it was asked.
+        seconds: how long it took to answer them.
     """
 
     subject: Subject
@@ -58,6 +63,7 @@ class Bench:
     seed: int
     rounding: float = 1e-9
     asked: int = 0
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         policy = self.profile.policy
@@ -72,6 +78,11 @@ class Bench:
     def has(self, *names: str) -> bool:
         """Tell whether it has options."""
         return set(names) <= set(self.profile.options)
+
+    @property
+    def slow(self) -> bool:
+        """Whether it takes so long to answer that fewer questions must do."""
+        return self.seconds > _SLOW * max(self.asked, 1)
 
     def words(self, name: str) -> list[str]:
         """The ways to draw an option that leave every query a key."""
@@ -101,8 +112,10 @@ class Bench:
 
     def answer(self, problem: Problem, /, **how: Any) -> Answer | Crash:
         """Ask it, whatever comes."""
-        self.asked += 1
-        return self.subject.answer(problem, **how)
+        start = time.monotonic()
+        found = self.subject.answer(problem, **how)
+        self.asked, self.seconds = self.asked + 1, self.seconds + time.monotonic() - start
+        return found
 
     def ask(self, problem: Problem, /, **how: Any) -> Array:
         """Ask it for its output, which must be there and must have the right shape."""

@@ -6,12 +6,14 @@ from typing import Any
 
 from ..spec.parameters import Heads
 from .decoder import CHUNKS, Decoder, Stream, stream
-from .design import Profile, choices, draw
+from .design import choices, draw
 from .diagnosis import diagnose
+from .examination import SEEDS, SPREADS, Examination, counted
+from .findings import finding_of
 from .problem import Crash
 from .report import Check, Counterexample, Finding, Report
 from .rounding import ROUNDINGS
-from .run import SEEDS, SPREADS, Examination, conclude, counted, finding_of
+from .run import conclude
 from .verdict import Verdict, ask, judge
 
 _SMALL = ((1,), (1, 1), (2,), (2, 1), (1, 2), (1, 1, 1), (2, 2), (2, 1, 1), (3, 1, 1), (1, 4, 1, 1), (3, 1, 1, 2))
@@ -38,7 +40,9 @@ def examine_decoder(examination: Examination, decoder: Decoder, /) -> Report:
     wrong = [verdict for verdict in double if verdict.status != "right"]
     narrow = [verdict for verdict in examination.verdicts if verdict.status != "right"] if not wrong else []
     if narrow:
-        text = f"It is right in float64, but not in {narrow[0].question.precision}: {narrow[0].reason or 'it is off by more than rounding'}."
+        text = (
+            f"It is right in float64, but not in {narrow[0].question.precision}: {narrow[0].reason or 'it is off by more than rounding'}."
+        )
         findings.append(Finding("precision_range", text))
     report = conclude(examination, [*findings, *examination.findings], [], start)
     return replace(report, counterexample=_smallest(examination, decoder)) if wrong else report
@@ -54,10 +58,8 @@ def _streams(examination: Examination, decoder: Decoder) -> list[tuple[Stream, s
                 found.append((stream(whole, sizes), "float64"))
                 if reorder and len(sizes) > 1:
                     found.append((stream(whole, sizes, reorder=len(sizes) - 1), "float64"))
-    for precision in examination.narrower:
-        for sizes in CHUNKS[1:3]:
-            found.append((stream(_whole(examination, {"tokens": "square"}, sizes, 0, 1.0), sizes), precision))
-    return found
+    plain = [stream(_whole(examination, {"tokens": "square"}, sizes, 0, 1.0), sizes) for sizes in CHUNKS[1:3]]
+    return found + [(calls, precision) for precision in examination.narrower for calls in plain]
 
 
 def _whole(examination: Examination, choice: Any, sizes: tuple[int, ...], seed: int, spread: float, **more: int) -> Any:
@@ -73,7 +75,7 @@ def put(examination: Examination, decoder: Decoder, calls: Stream, precision: st
     asked = Stream(tuple(question.problem for question in questions))
     examination.problems += len(questions)
     verdicts = [judge(question, answer) for question, answer in zip(questions, decoder.answers(asked, precision=precision), strict=False)]
-    return [replace(verdict, status="right") if verdict.status == "suspect" and verdict.ratio < 2 else verdict for verdict in verdicts]  # noqa: PLR2004
+    return [replace(verdict, status="right") if verdict.status == "suspect" and verdict.ratio < 2 else verdict for verdict in verdicts]
 
 
 def _unnamed(verdict: Verdict, verdicts: list[Verdict]) -> Finding:
@@ -99,14 +101,18 @@ def _smallest(examination: Examination, decoder: Decoder) -> Counterexample | No
                     whole = _whole(small, {"tokens": "square"}, sizes, 0, 1.0, batch=batch, **vars(heads))
                     verdicts = put(small, decoder, stream(whole, sizes, reorder=reorder), "float64")
                     if verdicts[-1].status == "wrong":
-                        return _told(decoder, verdicts, sizes)
+                        return _told(verdicts, sizes)
     return None
 
 
-def _told(decoder: Decoder, verdicts: list[Verdict], sizes: tuple[int, ...]) -> Counterexample:
+def _told(verdicts: list[Verdict], sizes: tuple[int, ...]) -> Counterexample:
     last = verdicts[-1]
     question, answer = last.question, last.answer
-    lines = ["import numpy as np", "", f"# {len(sizes)} calls with {', '.join(map(str, sizes))} new tokens; only the last answer is compared"]
+    lines = [
+        "import numpy as np",
+        "",
+        f"# {len(sizes)} calls with {', '.join(map(str, sizes))} new tokens; only the last answer is compared",
+    ]
     lines.append("step = make_decoder()")
     arrays = {name: getattr(question.problem, name) for name in ("keys", "values")}
     lines += [f"{name} = np.array({array.tolist()})  # of all tokens" for name, array in arrays.items()]
@@ -114,7 +120,9 @@ def _told(decoder: Decoder, verdicts: list[Verdict], sizes: tuple[int, ...]) -> 
     for index, verdict in enumerate(verdicts):
         end = start + sizes[index]
         if verdict.question.problem.reordered is not None:
-            lines.append(f"step.reorder(np.array({verdict.question.problem.reordered.tolist()}))  # keys and values above are those after it")
+            lines.append(
+                f"step.reorder(np.array({verdict.question.problem.reordered.tolist()}))  # keys and values above are those after it"
+            )
         lines.append(f"queries = np.array({verdict.question.problem.queries.tolist()})")
         lines.append(f"got = step(queries, keys[:, :, {start}:{end}], values[:, :, {start}:{end}])")
         start = end
@@ -122,4 +130,3 @@ def _told(decoder: Decoder, verdicts: list[Verdict], sizes: tuple[int, ...]) -> 
     got: Any = last.reason if isinstance(answer, Crash) or answer.y.shape != question.expected.y.shape else answer.y
     lines.append(f"# got is {got if isinstance(got, str) else got.tolist()}")
     return Counterexample(question.problem, question.precision, question.expected.y, got, question.limit, "\n".join(lines))
-

@@ -5,6 +5,7 @@ import faulthandler
 import json
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -31,7 +32,7 @@ def main() -> None:
     faulthandler.enable()
     with suppress(AttributeError):  # Windows has no such signal
         faulthandler.register(signal.SIGUSR1)
-    _do(pickle.load(sys.stdin.buffer), say)  # noqa: S301  # from the parent
+    _do(pickle.load(sys.stdin.buffer), say)  # from the parent  # noqa: S301  # the parent wrote it
     left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
     if left:
         say("threads", left)
@@ -41,22 +42,26 @@ def main() -> None:
 
 
 def _do(job: Job, say: Say) -> None:
+    made = None
     try:
         say("progress", "import", 0, 1)
         made = job.make()
         sys.stdout.flush()
         say("made", os.fstat(2).st_size)
+        say("progress", "first calls", 0, 1)
         warnings.simplefilter("ignore")  # what a library warns of is no noise of the implementation
         report = job.examine(made, lambda *progress: say("progress", *progress))
         say("report", base64.b64encode(pickle.dumps(report)).decode())
     except AttnspecError as error:
-        # an implementation that exits whenever it is called looks to the examination as if it could not be called
-        say("exit", str(error)) if "SystemExit:" in str(error) else say("misuse", str(error))
+        if made is not None and (code := re.search(r"SystemExit: ?(-?\w*)", str(error))):
+            say("exit", f"sys.exit({code[1]})")  # it does so whenever it is called, which looks as if it could not be called
+        else:
+            say("misuse", str(error))
     except MemoryError:
         say("memory")
     except SystemExit as error:
         say("exit", f"sys.exit({error.code})")
-    except Exception as error:  # noqa: BLE001  # a defect of the examination
+    except Exception as error:  # a defect of the examination
         say("defect", f"{type(error).__name__}: {error}")
 
 

@@ -47,9 +47,15 @@ def stream(whole: Problem, sizes: tuple[int, ...], /, *, reorder: int | None = N
         options = {name: _cut(name, value, start, end) for name, value in whole.options.items()}
         calls.append(
             replace(
-                whole, queries=whole.queries[..., start:end, :], keys=keys[..., :end, :], values=values[..., :end, :], options=options,
-                history=sizes[:index], reordered=picked, causal=True,
-            )  # fmt: skip
+                whole,
+                queries=whole.queries[..., start:end, :],
+                keys=keys[..., :end, :],
+                values=values[..., :end, :],
+                options=options,
+                history=sizes[:index],
+                reordered=picked,
+                causal=True,
+            )
         )
         start = end
     return Stream(tuple(calls))
@@ -115,7 +121,7 @@ class CachingLayer:
 
         def call(target: Any, **arguments: Any) -> Any:
             result = self.subject.call(target, **{**arguments, name: kept["cache"]})
-            if not isinstance(result, tuple) or len(result) < 2:  # noqa: PLR2004  # the output and the cache
+            if not isinstance(result, tuple) or len(result) < 2:  # the output and the cache
                 raise TypeError("it was given a cache, but returns none behind the output")
             kept["cache"] = result[-1]
             return result[0]
@@ -140,5 +146,3 @@ class _Same:
 def replace_target(subject: Subject, step: Any, /) -> Subject:
     """The same way of asking, of a decoder that keeps what it was given."""
     return replace(subject, target=_Same(step), call=lambda target, **arguments: subject.call(target.step, **arguments))
-
-

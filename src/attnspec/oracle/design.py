@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, count
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ class Profile:
         square = choice.get("tokens", "square") in ("square", "self")
         return all(
             (square or not OPTIONS[name].square)
-            and (self.sources < 2 or self.template is None or choice.get("tokens", "self") == "self" or not OPTIONS[name].square)  # noqa: PLR2004
+            and (self.sources < 2 or self.template is None or choice.get("tokens", "self") == "self" or not OPTIONS[name].square)
             and asked | causal >= set(OPTIONS[name].needs)
             and not asked & set(OPTIONS[name].excludes)
             and not (self.policy.empty_row == "any" and choice[name] == "with an empty one")
@@ -146,7 +146,7 @@ def _sizes(profile: Profile, choice: Choice, seed: int) -> dict[str, int]:
     heads = profile.template.heads if profile.template is not None else profile.heads[seed % len(profile.heads)]
     taken = set(vars(heads).values())
     few, more = [size for size in PRIMES if size not in taken][:2]
-    batch = 1 if "cumulative" in choice else next(size for size in (2, 3, 4) if size not in taken)
+    batch = 1 if "cumulative" in choice else next(size for size in count(2) if size not in taken)
     unequal = {"wide": (few, more), "tall": (more, few), "one query": (1, few)}
     seq_q, seq_k = unequal.get(choice["tokens"], (few, few))
     return {"batch": batch, "seq_q": seq_q, "seq_k": seq_k, **vars(heads)}
@@ -168,7 +168,7 @@ def _layer(profile: Profile, choice: Choice, sizes: Mapping[str, int], rng: np.r
     queries = keys = values = tokens("seq_q", heads.d_model)
     if profile.sources > 1 and choice["tokens"] != "self":
         keys = values = tokens("seq_k", heads.d_key_in)
-    if profile.sources > 2 and keys is not queries:  # noqa: PLR2004
+    if profile.sources > 2 and keys is not queries:
         values = tokens("seq_k", heads.d_value_in)
     return Problem(queries, keys, values, redraw(profile.template, rng, profile.fixed), policy=profile.policy)  # type: ignore[arg-type]
 

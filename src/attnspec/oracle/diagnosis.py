@@ -3,14 +3,18 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
+
+import numpy as np
 
 from .faults.catalogue import CATALOGUE
 from .faults.fault import Fault, run
 from .faults.fits import fits
 from .options import OPTIONS
 from .problem import Answer, Crash, Problem
-from .verdict import Verdict, reproduces
+from .rounding import ROUNDINGS
+from .verdict import Verdict, ask, judge, reproduces
 
 LAST = 5
 """Faults of this rank and above are tried when nothing else explains what was seen."""
@@ -50,7 +54,9 @@ def diagnose(verdicts: Sequence[Verdict], /, *, seconds: float = 8.0) -> tuple[l
     """
     left = sorted((verdict for verdict in verdicts if verdict.status != "right"), key=_plainness)
     right = [verdict for verdict in verdicts if verdict.status == "right"]
-    count, found, unexplained, end = len(left), [], [], time.monotonic() + seconds
+    found: list[Diagnosis] = []
+    unexplained: list[Verdict] = []
+    count, end = len(left), time.monotonic() + seconds
     while left and (not unexplained or time.monotonic() < end):
         best = _best(left, right, [diagnosis.faults for diagnosis in found], end)
         if best is None:
@@ -90,22 +96,44 @@ def _best(
     if isinstance(first.answer, Crash):
         return None
     for candidates in _candidates(first, known, end):
-        fitting = [faults for faults in candidates if _explains(faults, first)]
+        if candidates is None and rough_precision(left) is not None:
+            return None  # no formula is wrong, numbers are rounded
+        fitting = [faults for faults in candidates or () if _explains(faults, first)]
         if fitting:
             scored = [(faults, [verdict for verdict in left if _explains(faults, verdict)]) for faults in fitting[:40]]
             return min(scored, key=lambda item: (-len(item[1]), _spoilt(item[0], right), len(item[0]), sum(f.rank for f in item[0])))
     return None
 
 
-def _candidates(first: Verdict, known: list[tuple[Fault, ...]], end: float) -> Iterator[Iterable[tuple[Fault, ...]]]:
-    """What may explain a wrong answer, the likeliest first."""
+def _candidates(first: Verdict, known: list[tuple[Fault, ...]], end: float) -> Iterator[Iterable[tuple[Fault, ...]] | None]:
+    """What may explain a wrong answer, the likeliest first; None where it is time to think of rounding instead."""
     usual = sorted((fault for fault in CATALOGUE if fault.rank < LAST), key=lambda fault: fault.rank)
     yield ((fault,) for fault in usual)
     yield (tuple(dict.fromkeys((*base, fault))) for base in known for fault in usual if fault not in base)
     yield ((fault,) for fault in fits(first.question, first.answer))
-    yield _until(end, combinations([fault for fault in usual if fault.rank <= 2 and _shows(fault, first)], 2))  # noqa: PLR2004
+    yield None
+    yield _until(end, combinations([fault for fault in usual if fault.rank <= 2 and _shows(fault, first)], 2))
     yield ((fault,) for fault in CATALOGUE if fault.rank >= LAST)
     yield _until(end, ((*base, *pair) for base in known for pair in combinations([f for f in usual if f.rank <= 1], 2)))
+
+
+_ROUGHER = {
+    "single precision": ROUNDINGS["float64_float32_inside"],
+    "operands with the 11 bits of float16 or TF32": ROUNDINGS["tf32"],
+    "operands with the 8 bits of bfloat16": ROUNDINGS["float32_bfloat16_inside"],
+    "float16 inside": ROUNDINGS["float16"],
+    "bfloat16 inside": ROUNDINGS["bfloat16"],
+}
+
+
+def rough_precision(verdicts: Sequence[Verdict], /) -> str | None:
+    """Name the first precision below that of the arrays which explains all wrong answers; None where none does."""
+    if any(isinstance(verdict.answer, Crash) or not verdict.ratio < np.inf for verdict in verdicts):
+        return None
+    for name, roundings in _ROUGHER.items():
+        if all(judge(ask(v.question.problem, roundings=roundings), v.answer).status != "wrong" for v in verdicts[:12]):
+            return name
+    return None
 
 
 def _until(end: float, pairs: Iterable[tuple[Fault, ...]]) -> Iterator[tuple[Fault, ...]]:
@@ -118,7 +146,9 @@ def _until(end: float, pairs: Iterable[tuple[Fault, ...]]) -> Iterator[tuple[Fau
 def _shows(fault: Fault, verdict: Verdict) -> bool:
     """Tell whether a fault by itself would change the answer, but not its shape."""
     mine = run(verdict.question.problem, fault)
-    return mine is not None and mine.y.shape == verdict.question.expected.y.shape and not reproduces(verdict.question, mine, _right(verdict))
+    return (
+        mine is not None and mine.y.shape == verdict.question.expected.y.shape and not reproduces(verdict.question, mine, _right(verdict))
+    )
 
 
 def _right(verdict: Verdict) -> Answer:
@@ -144,6 +174,7 @@ def _spoilt(faults: tuple[Fault, ...], right: list[Verdict]) -> int:
 
 
 _PLACES: dict[str, Callable[[Problem], bool]] = {
+    "where a cache holds tokens": lambda p: bool(p.past),
     "where there are as many queries as keys": lambda p: p.sizes["seq_q"] == p.sizes["seq_k"],
     "where there are fewer queries than keys": lambda p: p.sizes["seq_q"] < p.sizes["seq_k"],
     "where there are more queries than keys": lambda p: p.sizes["seq_q"] > p.sizes["seq_k"],
@@ -151,7 +182,6 @@ _PLACES: dict[str, Callable[[Problem], bool]] = {
     "where there is more than one query": lambda p: p.sizes["seq_q"] > 1,
     "where there is one query": lambda p: p.sizes["seq_q"] == 1,
     "where queries, keys and values are the same": lambda p: p.keys is p.queries,
-    "where a cache holds tokens": lambda p: bool(p.past),
     "where a query may attend to no key": lambda p: not p.visible.any(-1).all(),
 }
 
@@ -160,13 +190,18 @@ def _condition(explained: list[Verdict], spared: list[Verdict]) -> str:
     """Say what tells the problems in which faults show from those in which they would, but do not."""
     if not spared:
         return ""
-    tests = {f"where {name} is given": (lambda p, n=name: n in p.options) for name in OPTIONS}
-    tests |= {f"where no {name} is given": (lambda p, n=name: n not in p.options) for name in OPTIONS}
-    tests |= _PLACES
-    tests |= {
-        f"where {a} and {b} are given": (lambda p, a=a, b=b: a in p.options and b in p.options) for a, b in combinations(OPTIONS, 2)
-    }
-    for text, test in tests.items():
+    given = {f"where {name} is given": partial(_asks, (name,)) for name in OPTIONS}
+    absent = {f"where no {name} is given": partial(_spares, name) for name in OPTIONS}
+    both = {f"where {a} and {b} are given": partial(_asks, (a, b)) for a, b in combinations(OPTIONS, 2)}
+    for text, test in (given | absent | _PLACES | both).items():
         if all(test(v.question.problem) for v in explained) and not any(test(v.question.problem) for v in spared):
             return text
     return "in some of the problems where it could show"
+
+
+def _asks(names: tuple[str, ...], problem: Problem) -> bool:
+    return all(name in problem.options for name in names)
+
+
+def _spares(name: str, problem: Problem) -> bool:
+    return name not in problem.options

@@ -58,10 +58,10 @@ def check_gradients(
     if undecided := [failure for failure in failures.values() if failure.level == "note"]:
         failures = {key: failure for key, failure in failures.items() if failure.level != "note"}
     if failures:
-        return [Outcome("gradients", False, f.kind, f"{f.sentence}.", f.detail, f.level) for f in failures.values()]  # noqa: FBT003
+        return [Outcome("gradients", False, f.kind, f"{f.sentence}.", f.detail, f.level) for f in failures.values()]
     if undecided:
         return [Outcome("gradients", None, "", f"{undecided[0].sentence}.", undecided[0].detail, "note")]
-    return [Outcome("gradients", True, "", "The gradients are those of the specification.", f"{bench.asked} problems", "note")]  # noqa: FBT003
+    return [Outcome("gradients", True, "", "The gradients are those of the specification.", f"{bench.asked} problems", "note")]
 
 
 def _failures(bench: Bench, backward: Backward | None) -> Iterator[Failure]:
@@ -72,8 +72,10 @@ def _failures(bench: Bench, backward: Backward | None) -> Iterator[Failure]:
         bench.asked += 1
         try:
             found = differentiated(bench.subject, problem, cotangent, backward=backward)
-        except Exception as error:  # noqa: BLE001  # whatever it raises is its answer
-            if not isinstance(bench.answer(problem), Crash):
+        except Exception as error:  # whatever it raises is its answer
+            if isinstance(error, NotImplementedError):
+                yield Failure("", f"There are no gradients here: {_line(error)}", told(problem), "note")
+            elif not isinstance(bench.answer(problem), Crash):
                 yield Failure("gradient_wrong", f"The backward raises {type(error).__name__}: {_line(error)}", told(problem))
             continue
         case = _Case(problem, cotangent, _expected(bench, problem, cotangent), found)
@@ -272,7 +274,7 @@ def _each_alone(bench: Bench, case: _Case) -> Iterator[Failure]:
     for name, wanted in case.found.inputs.items():
         try:
             found: Any = differentiated(bench.subject, case.problem, case.cotangent, only=(name,)).inputs.get(name)
-        except Exception as error:  # noqa: BLE001  # whatever it raises is its answer
+        except Exception as error:  # whatever it raises is its answer
             sentence = f"The backward raises an error where only {name} asks for a gradient: {type(error).__name__}: {_line(error)}"
             yield Failure("gradient_missing", sentence, told(case.problem))
             continue

@@ -9,7 +9,7 @@ import numpy as np
 
 from .problem import Array
 from .report import Counterexample, Report
-from .show import distance, error_of, opening, power_of, size_of
+from .show import distance, error_of, opening, power_of, size_of, standing
 
 _HERE = '<span class="here">here it deviates</span>'
 _COLUMNS = 64
@@ -183,9 +183,9 @@ def _cell(error: float) -> str:
 
 def _brief(error: float) -> str:
     """Write a number in as few letters as possible."""
-    if error >= 1000:  # noqa: PLR2004
+    if error >= 1000:
         return f"{error:.0e}".replace("e+0", "e").replace("e+", "e")
-    return f"{error:.1f}".removesuffix(".0") if error < 10 else f"{error:.0f}"  # noqa: PLR2004
+    return f"{error:.1f}".removesuffix(".0") if error < 10 else f"{error:.0f}"
 
 
 def _stages(report: Report) -> Iterator[str]:
@@ -200,8 +200,8 @@ def _stages(report: Report) -> Iterator[str]:
 
 def _checks(report: Report) -> Iterator[str]:
     if report.checks:
-        words = {True: "holds", False: "fails", None: "not decided"}
-        rows = [_row([words[check.passed], _said(check.name, check.detail)], bad=check.passed is False) for check in report.checks]
+        ends = [standing(report, check) for check in report.checks]
+        rows = [_row([end, _said(check.name, check.detail)], bad=end == "fails") for end, check in zip(ends, report.checks, strict=True)]
         yield "<h2>What was looked at</h2>"
         yield _table(["", "what must hold"], rows)
 

@@ -17,9 +17,9 @@ from threading import Thread
 from typing import IO, Any, Literal
 
 from ..errors import ConfigError
+from .examination import Progress
 from .job import Job
 from .report import Finding, Report
-from .run import Progress
 
 SECONDS = 300.0
 MEMORY_MB = 4096
@@ -139,7 +139,7 @@ def _concluded(job: Job, child: _Child, ended: str, seconds: float, memory_mb: i
     """What follows from how it ended."""
     said, code = child.said, child.process.returncode
     if "report" in said:
-        report: Report = pickle.loads(base64.b64decode(said["report"]))  # noqa: S301  # from the child
+        report: Report = pickle.loads(base64.b64decode(said["report"]))  # from the child  # noqa: S301  # the child wrote it
         return report
     if "misuse" in said:
         raise ConfigError(said["misuse"])
@@ -175,10 +175,9 @@ def _place(written: str) -> str:
     """Read from a traceback where the implementation was."""
     _, found, trace = written.rpartition("(most recent call first):")
     frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', trace) if found else []
-    for path, line, function in frames:
-        if Path(__file__).parents[1] not in Path(path).parents:
-            return f"; in {function}, line {line} of {path}"
-    return ""
+    libraries = {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[1]}
+    own = [frame for frame in frames if not libraries & set(Path(frame[0]).parents)]
+    return next((f"; in {function}, line {line} of {path}" for path, line, function in own or frames), "")
 
 
 def _notes(child: _Child, *, left: bool) -> list[Finding]:

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, Literal
 
 from ..errors import ConfigError
+from .examination import Progress
 from .report import Report
-from .run import Progress
 from .written import arguments_of, function_of, target_of
 
 Entry = Literal["check", "check_attention", "check_properties", "check_cache"]

@@ -23,7 +23,7 @@ def known(target: Any, /) -> Known | None:
         are not what they would be by default; None for a class that is not known, or one that was set up to compute
         something for which the specification has no word.
     """
-    layer = target[0] if isinstance(target, tuple) and len(target) == 2 else target  # noqa: PLR2004  # a pair
+    layer = target[0] if isinstance(target, tuple) and len(target) == 2 else target  # a pair
     find = _CLASSES.get(f"{type(layer).__module__}.{type(layer).__qualname__}")
     if find is None or (layer is not target and find is not known_jax.linen):
         return None

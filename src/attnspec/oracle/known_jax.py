@@ -110,7 +110,7 @@ def _call_equinox(layer: Any, *, queries: Any, keys: Any, values: Any, keep: Any
     random = jax.random.split(jax.random.key(0), batch)
     if keep is None:
         return jax.vmap(lambda x, k, v, key: layer(x, k, v, key=key))(queries, keys, values, random)
-    shape = (batch, layer.num_heads, seq_q, seq_k) if keep.ndim == 4 else (batch, seq_q, seq_k)  # noqa: PLR2004  # for each head
+    shape = (batch, layer.num_heads, seq_q, seq_k) if keep.ndim == 4 else (batch, seq_q, seq_k)  # for each head
     keep = jax.numpy.broadcast_to(keep, shape)
     return jax.vmap(lambda x, k, v, mask, key: layer(x, k, v, mask, key=key))(queries, keys, values, keep, random)
 

@@ -50,7 +50,7 @@ def _call_multihead(
         future = torch.ones(seq_q, seq_k, dtype=torch.bool).triu(1)
         drop = future if keep is None else keep | future
     mask = drop if bias is None else _added(bias, drop)
-    if mask is not None and mask.ndim > 2:  # noqa: PLR2004  # not for all heads
+    if mask is not None and mask.ndim > 2:  # not for all heads
         mask = mask.expand(batch, layer.num_heads, seq_q, seq_k).flatten(0, 1)
     if bias is not None and padding is not None:
         padding = _added(torch.zeros_like(padding, dtype=bias.dtype), padding)

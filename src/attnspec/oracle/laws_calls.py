@@ -30,7 +30,7 @@ def right_shape(bench: Bench) -> Iterator[Failure]:
 
 def _shorter(problem: Problem) -> Iterator[Problem]:
     """Problems in which the last keys of every sample are no real ones."""
-    if problem.sizes["seq_k"] < 3:  # noqa: PLR2004
+    if problem.sizes["seq_k"] < 3:
         return
     if "lengths" in problem.options:
         yield problem.change(lengths=np.clip(problem.options["lengths"] - 2, 1, None))

@@ -15,8 +15,13 @@ from .problem import Array
 class Library(Protocol):
     """What the oracle needs from the library of an implementation."""
 
-    name: str
-    precisions: tuple[str, ...]
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The dtypes that it has, the widest first."""
 
     def give(self, x: Array, precision: str, /) -> Any:
         """Copy an array there: floats in the precision, everything else as it is."""
@@ -71,7 +76,14 @@ class Torch:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        yield
+        import torch
+
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the problems are too small for more, which only wait for each other
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
     def gradients(self, function: Callable[[dict[str, Any]], Any], inputs: Mapping[str, Any], cotangent: Any, /) -> dict[str, Any] | None:
         import torch
@@ -105,7 +117,7 @@ class Jax:
     def working(self) -> Iterator[None]:
         import jax
 
-        with jax.enable_x64(True):
+        with jax.enable_x64(True):  # it takes no keyword
             yield
 
     def gradients(self, function: Callable[[dict[str, Any]], Any], inputs: Mapping[str, Any], cotangent: Any, /) -> dict[str, Any] | None:

@@ -78,8 +78,7 @@ def _documents(rng: np.random.Generator, sizes: Sizes) -> Any:
 
 def _cumulative(rng: np.random.Generator, sizes: Sizes) -> Any:
     seq = sizes["seq_k"]
-    inner = np.sort(rng.choice(np.arange(1, seq), size=min(2, seq - 1), replace=False)) if seq > 1 else []
-    return np.array([0, *inner, seq])
+    return np.array([0, *np.sort(rng.choice(np.arange(1, seq), size=min(2, seq - 1), replace=False)), seq]) if seq > 1 else np.array([0, 1])
 
 
 def _positions(rng: np.random.Generator, sizes: Sizes) -> Any:
@@ -87,7 +86,7 @@ def _positions(rng: np.random.Generator, sizes: Sizes) -> Any:
 
 
 def _survivors(rng: np.random.Generator, sizes: Sizes) -> Any:
-    return rng.random(tuple(sizes[name] for name in ("batch", "h", "seq_q", "seq_k"))) < 0.7  # noqa: PLR2004
+    return rng.random(tuple(sizes[name] for name in ("batch", "h", "seq_q", "seq_k"))) < 0.7
 
 
 def _of_scores(rng: np.random.Generator, sizes: Sizes) -> Any:

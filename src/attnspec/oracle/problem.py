@@ -67,9 +67,10 @@ class Problem:
 
     def change(self, **fields: Any) -> Self:
         """Make another problem of it: fields of its own, or options by name; an option that is None is taken away."""
-        own = {name: value for name, value in fields.items() if name in self.__dataclass_fields__}
-        options = {**self.options, **{name: value for name, value in fields.items() if name not in own}}
-        return replace(self, **own, **({} if "options" in own else {"options": {n: v for n, v in options.items() if v is not None}}))
+        changed: dict[str, Any] = {name: value for name, value in fields.items() if name in self.__dataclass_fields__}
+        asked = {**self.options, **{name: value for name, value in fields.items() if name not in changed}}
+        changed.setdefault("options", {name: value for name, value in asked.items() if value is not None})
+        return replace(self, **changed)
 
     @property
     def past(self) -> int | None:
@@ -117,7 +118,7 @@ class Problem:
     def visible(self) -> Array:
         """Which keys each query may attend to, all told."""
         policy, queries, keys = self.effective_policy, self._outline("seq_q"), self._outline("seq_k")
-        kept = realise(queries, keys, self._rules(), self._places(queries, keys), policy, causal=self.is_causal)
+        kept = realise(queries, keys, self._rules(), self.places(queries, keys), policy, causal=self.is_causal)
         sizes = self.sizes
         shape = tuple(sizes[name] for name in ("batch", "h", "seq_q", "seq_k"))
         return np.ones(shape, bool) if kept is None else np.broadcast_to(kept, shape)
@@ -125,7 +126,8 @@ class Problem:
     @property
     def empty_rows(self) -> Array:
         """For which queries some head keeps no key."""
-        return ~self.visible.any(-1).all(1)
+        empty: Array = ~np.all(np.any(self.visible, axis=-1), axis=1)
+        return empty
 
     def run(self) -> Answer:
         """Answer it by the specification."""
@@ -152,7 +154,7 @@ class Problem:
 
     def _attend(self) -> tuple[Array, Array]:
         policy, queries, keys, values = self.effective_policy, self.queries, self.keys, self.values
-        places = self._places(queries, keys)
+        places = self.places(queries, keys)
         if policy.rotation is not None:
             queries = rotate(queries, places.positions().queries, **vars(policy.rotation))
             keys = rotate(keys, places.positions().keys, **vars(policy.rotation))
@@ -167,7 +169,8 @@ class Problem:
     def _outline(self, seq: str) -> Array:
         return np.empty((self.sizes["batch"], self.sizes["h"], self.sizes[seq], 0))
 
-    def _places(self, queries: Array, keys: Array) -> Places[Array]:
+    def places(self, queries: Array, keys: Array, /) -> Places[Array]:
+        """Where queries and keys stand."""
         offset = self.options.get("offset", self.past)
         if offset is None:
             offset = keys.shape[2] - queries.shape[2] if self.policy.causal_anchor == "bottom_right" else 0
@@ -195,10 +198,11 @@ class Problem:
         return rules
 
     def _bias(self) -> Array | None:
-        bias, slopes = self.options.get("bias"), self.options.get("slopes")
+        bias: Array | None = self.options.get("bias")
+        slopes: Array | None = self.options.get("slopes")
         if slopes is None:
             return bias
-        places = self._places(self._outline("seq_q"), self._outline("seq_k")).positions()
+        places = self.places(self._outline("seq_q"), self._outline("seq_k")).positions()
         linear = linear_bias(slopes, places.queries, places.keys)
         return linear if bias is None else linear + bias
 

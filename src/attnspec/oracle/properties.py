@@ -102,9 +102,9 @@ def _try(name: str, prop: Property, bench: Bench) -> list[Outcome]:
     except UndecidedError as error:
         undecided = str(error)
     if failures:
-        return [Outcome(name, False, f.kind, f"{f.sentence}.", f.detail, f.level) for f in failures.values()]  # noqa: FBT003
+        return [Outcome(name, False, f.kind, f"{f.sentence}.", f.detail, f.level) for f in failures.values()]
     if undecided:
         return [Outcome(name, None, "", f"It could not be seen whether {prop.law}.", undecided, "note")]
     if not bench.asked:
         return []
-    return [Outcome(name, True, "", f"{prop.law[0].upper()}{prop.law[1:]}.", f"{bench.asked} calls", "note")]  # noqa: FBT003
+    return [Outcome(name, True, "", f"{prop.law[0].upper()}{prop.law[1:]}.", f"{bench.asked} calls", "note")]

@@ -74,10 +74,10 @@ ROUNDINGS: dict[str, tuple[Rounding, ...]] = {
 
 
 LENIENT: dict[str, tuple[Rounding, ...]] = {
-    "float64": (replace(ROUNDINGS["float64"][0], peak=8.0),),
-    "float32": (replace(_SINGLE, peak=8.0),),
-    "bfloat16": (*ROUNDINGS["bfloat16"], Rounding(2.0**-8, underflow=2.0**-126, peak=2.0)),
-    "float16": (*ROUNDINGS["float16"], Rounding(2.0**-11, underflow=2.0**-25, peak=2.0)),
+    "float64": (replace(ROUNDINGS["float64"][0], peak=8.0, blended=2.0**-49),),
+    "float32": (replace(_SINGLE, peak=8.0, blended=2.0**-20),),
+    "bfloat16": (*ROUNDINGS["bfloat16"], Rounding(2.0**-8, underflow=2.0**-126, peak=2.0, blended=2.0**-6)),
+    "float16": (*ROUNDINGS["float16"], Rounding(2.0**-11, underflow=2.0**-25, peak=2.0, blended=2.0**-8)),
 }
 """Rougher ways to compute, which are right too: parts merged by their log-sum-exp; every operation rounded to 16 bits."""
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from textwrap import wrap
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def text_of(report: Report, /) -> str:
         wrap(opening(report), WIDTH),
         [line for finding in report.findings for line in _finding(finding, report.sentence)],
         [] if report.counterexample is None else list(_example(report.counterexample)),
-        list(_checked(report.checks)),
+        list(_checked(report)),
         [line for sentence in (*power_of(report.power), _effort(report)) for line in wrap(sentence, WIDTH)],
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
@@ -101,20 +101,35 @@ def _free(example: Counterexample) -> Array:
     """For which elements nothing is promised."""
     problem = example.problem
     if problem.policy.empty_row != "any":
-        return np.array(False)  # noqa: FBT003
+        return np.array(False)
     empty = problem.empty_rows if problem.is_layer else ~problem.visible.any(-1)
-    return empty[..., None]
+    return np.asarray(empty)[..., None]
 
 
-def _checked(checks: tuple[Check, ...]) -> Iterator[str]:
-    held = "; ".join(check.name for check in checks if check.passed)
-    if held:
-        yield from wrap(f"Held: {held}.", WIDTH, subsequent_indent="  ")
-    for word, passed in (("Failed", False), ("Not decided", None)):
-        for check in checks:
-            if check.passed is passed:
-                detail = f" ({check.detail})" if check.detail else ""
-                yield from wrap(f"{word}: {check.name}{detail}", WIDTH, subsequent_indent="  ")
+def standing(report: Report, check: Check, /) -> Literal["holds", "fails", "warns", "not decided"]:
+    """Say how a check ended; one of which nothing but a warning came does not fail."""
+    if check.passed is not False:
+        return "holds" if check.passed else "not decided"
+    return "warns" if report.conforms or {finding.level for finding in findings_of(report, check)} == {"warning"} else "fails"
+
+
+def findings_of(report: Report, check: Check, /) -> list[Finding]:
+    """The findings that came of a check."""
+    found = [finding for finding in report.findings if finding.evidence == check.detail]
+    return found if check.detail else [finding for finding in found if finding.level == "warning"]
+
+
+def _checked(report: Report) -> Iterator[str]:
+    by_word: dict[str, list[Check]] = {}
+    for check in report.checks:
+        by_word.setdefault(standing(report, check), []).append(check)
+    for word in ("holds", "warns"):
+        if word in by_word:
+            yield from wrap(f"{word.capitalize()}: {'; '.join(check.name for check in by_word[word])}.", WIDTH, subsequent_indent="  ")
+    for word in ("fails", "not decided"):
+        for check in by_word.get(word, []):
+            detail = f" ({check.detail})" if check.detail else ""
+            yield from wrap(f"{word.capitalize()}: {check.name}{detail}", WIDTH, subsequent_indent="  ")
 
 
 def power_of(power: Power, /) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,12 @@ def smaller(problem: Problem, /) -> Iterator[Problem]:
         for size in dict.fromkeys((least, sizes[axis] // 2, sizes[axis] - 1)):
             if least <= size < sizes[axis]:
                 yield from _cuts(problem, axis, size, square=square)
-    for digits in (0, 1, 2):
-        yield _simpler(problem, lambda x, d=digits: np.round(x, d))
+    yield from (_simpler(problem, partial(_rounded, digits)) for digits in (0, 1, 2))
+
+
+def _rounded(digits: int, x: Array) -> Array:
+    found: Array = np.round(x, digits)
+    return found
 
 
 def _cuts(problem: Problem, axis: str, size: int, *, square: bool) -> Iterator[Problem]:

@@ -74,7 +74,7 @@ def read_signature(function: Callable[..., Any], /, *, subject_first: bool, head
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][subject_first:]
     places = []
     for index, parameter in enumerate(named):
-        role = ("queries", "keys", "values")[index] if heads_first and index < 3 else {**NAMES, **SOURCES}.get(parameter.name)  # noqa: PLR2004
+        role = ("queries", "keys", "values")[index] if heads_first and index < 3 else {**NAMES, **SOURCES}.get(parameter.name)
         if role is not None:
             places.append((parameter.name, role))
         elif explicit or parameter.default is parameter.empty:
@@ -136,7 +136,7 @@ class Subject:
                 return self._read(result, problem)
         except (KeyboardInterrupt, MemoryError):
             raise
-        except BaseException as error:  # noqa: BLE001  # whatever it raises, SystemExit too, is its answer
+        except BaseException as error:  # whatever it raises, SystemExit too, is its answer
             return Crash(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}", _is_inside(error))
 
     def prepared(self, problem: Problem, precision: str, *, train: bool = False) -> Any:
@@ -168,7 +168,9 @@ class Subject:
     def arguments_in_numpy(self, problem: Problem, /) -> dict[str, Any]:
         """The arguments of a call by name, as they are before they go to the library."""
         values = self._values(problem, train=False)
-        return {name: values.get(role, _NEUTRAL.get(role)) for name, role in self.signature.places if role in values or self.signature.explicit}
+        return {
+            name: values.get(role, _NEUTRAL.get(role)) for name, role in self.signature.places if role in values or self.signature.explicit
+        }
 
     @property
     def call_text(self) -> str:
@@ -176,7 +178,7 @@ class Subject:
         return self.name if self.signature.direct else "call"
 
     def _values(self, problem: Problem, *, train: bool) -> dict[str, Any]:
-        values = {"queries": problem.queries, "keys": problem.keys, "values": problem.values, "x": problem.queries}
+        values: dict[str, Any] = {"queries": problem.queries, "keys": problem.keys, "values": problem.values, "x": problem.queries}
         if not problem.is_layer and self.order == "bshd":
             swapped: dict[int, Array] = {}
             values = {name: swapped.setdefault(id(array), np.ascontiguousarray(array.swapaxes(1, 2))) for name, array in values.items()}
@@ -212,7 +214,7 @@ class Subject:
             raise TypeError(f"it returned {type(result).__name__}, no array")
         y, weights = arrays[0], arrays[1] if "return_weights" in problem.options and len(arrays) > 1 else None
         first = next(part for part in parts if hasattr(part, "shape"))
-        if not problem.is_layer and self.order == "bshd" and y.ndim == 4:  # noqa: PLR2004  # batch, seq, h, d_v
+        if not problem.is_layer and self.order == "bshd" and y.ndim == 4:  # batch, seq, h, d_v
             y = y.swapaxes(1, 2)
         return Answer(y, weights, dtype_name(first))
 
@@ -243,5 +245,5 @@ def _copied(target: Any) -> Any:
         return target
     try:
         return copy.deepcopy(target)
-    except Exception:  # noqa: BLE001  # what cannot be copied is used as it is
+    except Exception:  # what cannot be copied is used as it is
         return target

@@ -42,7 +42,7 @@ class Question:
         shape = self.expected.y.shape
         if self.problem.policy.empty_row != "any":
             return np.ones(shape, bool)
-        empty = (~self.problem.visible.any(-1)).any(1)  # batch and query
+        empty = np.any(~np.any(self.problem.visible, axis=-1), axis=1)  # batch and query
         return np.broadcast_to(~(empty[:, :, None] if self.problem.is_layer else empty[:, None, :, None]), shape)
 
     @cached_property
@@ -102,7 +102,7 @@ def judge(question: Question, answer: Answer | Crash, /) -> Verdict:
     if not np.isfinite(ratio) or np.any(off[promised] > _positive(question.tolerance.worst)[promised]):
         return Verdict(question, answer, "wrong", "", ratio)
     sigma = _positive(question.tolerance.sigma)[promised]
-    diffuse = promised.sum() >= 30 and np.sqrt(np.mean(np.square(off[promised] / sigma))) > DIFFUSE  # noqa: PLR2004
+    diffuse = promised.sum() >= 30 and np.sqrt(np.mean(np.square(off[promised] / sigma))) > DIFFUSE
     return Verdict(question, answer, "suspect" if ratio > 1 or diffuse else "right", "", ratio)
 
 
@@ -146,7 +146,8 @@ def _weights_wrong(question: Question, answer: Answer) -> str:
         return "it was asked for the weights and returned none"
     if wanted is None or answer.weights.shape != wanted.shape:
         return f"its weights have the shape {answer.weights.shape}, not {wanted.shape if wanted is not None else None}"
-    rows = ~question.problem.visible.any(-1) if question.problem.policy.empty_row == "any" else np.zeros(wanted.shape[:-1], bool)
+    free = question.problem.policy.empty_row == "any"
+    rows = ~np.any(question.problem.visible, axis=-1) if free else np.zeros(wanted.shape[:-1], bool)
     off = np.where(rows[..., None], 0.0, _distance(answer.weights, wanted))
     limit = np.inf if question.weights_limit is None else question.weights_limit
     return "its weights are not those of the output" if np.any(off > limit) else ""
@@ -161,8 +162,10 @@ def _distance(theirs: Array, mine: Array) -> Array:
     with np.errstate(invalid="ignore"):
         off = np.abs(theirs - mine)
     same = (np.isnan(theirs) & np.isnan(mine)) | (theirs == mine)
-    return np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
+    distance: Array = np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
+    return distance
 
 
 def _positive(limit: Array) -> Array:
-    return np.maximum(np.nan_to_num(limit, nan=np.inf, posinf=np.inf), np.finfo(float).tiny)
+    positive: Array = np.maximum(np.nan_to_num(limit, nan=np.inf, posinf=np.inf), np.finfo(float).tiny)
+    return positive

@@ -146,7 +146,7 @@ def _of_torch(node: Any) -> list[tuple[str, Any]]:
 
 
 def _of_tuple(node: Any, *, top: bool) -> Parts:
-    if top and len(node) == 2 and isinstance(node[1], Mapping):  # noqa: PLR2004  # a function and its parameters
+    if top and len(node) == 2 and isinstance(node[1], Mapping):  # a function and its parameters
         return [("", node[1])], lambda new: (node[0], new[""])
 
     def rebuild(new: dict[str, Any]) -> Any:

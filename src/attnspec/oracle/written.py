@@ -66,7 +66,7 @@ def function_of(text: str, /) -> Callable[..., Any]:
         raise ConfigError(f"check: nobody knows what {strange[0]!r} stands for in --call; the names are {', '.join(sorted(known))}.")
     arguments.sort(key=lambda name: _INPUTS.index(known[name]) if known[name] in _INPUTS else len(_INPUTS))
     libraries = {name: importlib.import_module(_LIBRARIES[name]) for name in free if name in _LIBRARIES}
-    made: Callable[..., Any] = eval(f"lambda {', '.join((first, *arguments))}: ({text})", libraries)  # noqa: S307
+    made: Callable[..., Any] = eval(f"lambda {', '.join((first, *arguments))}: ({text})", libraries)  # noqa: S307  # it is the caller's own code
     return made
 
 
@@ -162,7 +162,7 @@ def layout_of(said: str | Mapping[str, Any], /) -> str | dict[str, tuple[str, st
         return said
     table = _toml(Path(said)) if isinstance(said, str) else dict(said)
     for name, line in table.items():
-        if not (isinstance(line, list) and len(line) == 2 and all(isinstance(part, str) for part in line)):  # noqa: PLR2004
+        if not (isinstance(line, list) and len(line) == 2 and all(isinstance(part, str) for part in line)):
             raise ConfigError(f'check: the layout\'s line {name} must be like ["q_proj.weight", "(h d_k) d_model"], but is {line!r}.')
     return {name: (line[0], line[1]) for name, line in table.items()}
 

@@ -20,12 +20,12 @@ def _holds(problem: Problem) -> bool:
     return bool(problem.past)
 
 
-def _both(change: Callable[[Array, Problem], Array]) -> Callable[[Problem], Problem]:
+def _both(change: Callable[..., Array]) -> Callable[[Problem], Problem]:
     """Change keys and values alike, as they lie in the cache."""
     return lambda p: replace(p, keys=change(p.keys, p), values=change(p.values, p))
 
 
-def _of_past(change: Callable[[Array, Problem], Array]) -> Callable[[Array, Problem], Array]:
+def _of_past(change: Callable[..., Array]) -> Callable[..., Array]:
     """Change what was in the cache before, and leave the new tokens."""
     return lambda array, p: np.concatenate([change(array[..., : p.past, :], p), array[..., p.past :, :]], -2)
 
@@ -38,7 +38,7 @@ def _shifted_back(array: Array, _: Problem) -> Array:
     return np.concatenate([0 * array[..., :1, :], array[..., :-1, :]], -2)
 
 
-def _blind(keep: Callable[[Problem], Any]) -> Callable[[Problem], dict[str, Any]]:
+def _blind(keep: Callable[..., Any]) -> Callable[[Problem], dict[str, Any]]:
     """See only some of the slots of the cache."""
 
     def steps(problem: Problem) -> dict[str, Any]:
@@ -50,22 +50,34 @@ def _blind(keep: Callable[[Problem], Any]) -> Callable[[Problem], dict[str, Any]
 
 def cache_faults() -> Iterator[Fault]:
     """All of these."""
-    extent, structure = "cache_extent", "cache_structure"
-    yield Fault(extent, "what the cache held before is not seen: only the new tokens are", change=_both(lambda a, p: a[..., p.past :, :]), applies=_holds)
-    yield Fault(extent, "the new tokens are not seen: keys are counted before they are written", steps=_blind(lambda p: p.past), applies=_is_cached)
+    extent = "cache_extent"
+    text = "what the cache held before is not seen: only the new tokens are"
+    yield Fault(extent, text, change=_both(lambda a, p: a[..., p.past :, :]), applies=_holds)
+    text = "the new tokens are not seen: keys are counted before they are written"
+    yield Fault(extent, text, steps=_blind(lambda p: p.past), applies=_is_cached)
     yield Fault(extent, "the newest token is not seen", steps=_blind(lambda p: p.sizes["seq_k"] - 1), applies=_is_cached)
-    yield Fault(extent, "the cache is read one slot late: the oldest key is lost, and an empty slot is seen", change=_both(_shifted), applies=_is_cached)
-    yield Fault(extent, "the cache is read one slot early: an empty slot is seen, and the newest key is not", change=_both(_shifted_back), applies=_is_cached)
+    text = "the cache is read one slot late: the oldest key is lost, and an empty slot is seen"
+    yield Fault(extent, text, change=_both(_shifted), applies=_is_cached)
+    text = "the cache is read one slot early: an empty slot is seen, and the newest key is not"
+    yield Fault(extent, text, change=_both(_shifted_back), applies=_is_cached)
     for text, change in (
         ("the oldest token is forgotten", lambda a, _: a[..., 1:, :] if a.shape[-2] > 1 else a),
         ("what the cache held before reads as zeros", _of_past(lambda a, _: 0 * a)),
     ):
         yield Fault(extent, text, change=_both(change), applies=_holds)
     for capacity in CAPACITIES:
-        text = f"the cache has room for {capacity} tokens, and its empty slots are seen, with a score of 0"
-        yield Fault(extent, text, steps=lambda p, c=capacity: _empty_slots(c), applies=lambda p, c=capacity: _is_cached(p) and p.sizes["seq_k"] < c, rank=2)
+        yield Fault(
+            extent, f"the cache has room for {capacity} tokens, and its empty slots are seen, with a score of 0", rank=2,
+            steps=lambda _, c=capacity: _empty_slots(c), applies=lambda p, c=capacity: _is_cached(p) and p.sizes["seq_k"] < c,
+        )  # fmt: skip
+    yield from _structure_faults()
+    yield from _place_faults()
+
+
+def _structure_faults() -> Iterator[Fault]:
+    structure = "cache_structure"
     for text, change in (
-        ("the new tokens stand before those that the cache held", lambda a, p: np.concatenate([a[..., p.past :, :], a[..., : p.past, :]], -2)),
+        ("the new tokens stand before those that the cache held", lambda a, p: np.roll(a, p.sizes["seq_q"], -2)),
         ("the cache holds the tokens in reverse order", _of_past(lambda a, _: a[..., ::-1, :])),
         ("the cache holds other sequences: the batch is reversed", _of_past(lambda a, _: a[::-1])),
         ("all sequences have the cache of the first", _of_past(lambda a, _: np.broadcast_to(a[:1], a.shape))),
@@ -77,7 +89,6 @@ def cache_faults() -> Iterator[Fault]:
     yield Fault(structure, text, change=_evicted, applies=lambda p: _is_cached(p) and "padding" in p.options)
     yield from _part_faults(structure)
     yield from _reorder_faults(structure)
-    yield from _place_faults()
 
 
 def _evicted(problem: Problem) -> Problem:
@@ -101,7 +112,7 @@ def _part_faults(kind: str) -> Iterator[Fault]:
 def _empty_slots(capacity: int) -> dict[str, Any]:
     """Let empty slots take their share, where the softmax sees them."""
 
-    def softmax(_: Any, scores: Array, *__: Any, **___: Any) -> Array:
+    def softmax(_: Any, scores: Array, *__: Any, **___: Any) -> Any:
         peak = np.maximum(scores.max(-1, keepdims=True), 0.0)
         shares = np.exp(scores - peak)
         return shares / (shares.sum(-1, keepdims=True) + (capacity - scores.shape[-1]) * np.exp(-peak))
@@ -121,20 +132,23 @@ def _first_only(array: Array, problem: Problem) -> Array:
 
 
 def _reorder_faults(kind: str) -> Iterator[Fault]:
-    moved = {"applies": lambda p: p.reordered is not None}
     for text, names in (
         ("the sequences of the cache are not picked anew", ("keys", "values")),
         ("the keys of the cache are not picked anew, only the values", ("keys",)),
         ("the values of the cache are not picked anew, only the keys", ("values",)),
     ):
-        yield Fault(kind, text, change=lambda p, n=names: replace(p, **{name: _put_back(getattr(p, name), p) for name in n}), **moved)
-    twice = {"change": _both(_of_past(lambda a, p: a[p.reordered]))}
-    yield Fault(kind, "the sequences of the cache are picked anew twice", **twice, **moved)
+        yield Fault(
+            kind, text, change=lambda p, n=names: replace(p, **{name: _put_back(getattr(p, name), p) for name in n}), applies=_is_reordered
+        )  # fmt: skip
+    twice = _both(_of_past(lambda a, p: a[p.reordered]))
+    yield Fault(kind, "the sequences of the cache are picked anew twice", change=twice, applies=_is_reordered)
+
+
+def _is_reordered(problem: Problem) -> bool:
+    return problem.reordered is not None
 
 
 def _put_back(array: Array, problem: Problem) -> Array:
-    if problem.reordered is None:
-        return array
     return _of_past(lambda a, p: a[np.argsort(p.reordered)])(array, problem)
 
 
@@ -156,25 +170,30 @@ def _jump(sizes: tuple[int, ...], *, jump: bool) -> list[int]:
     """0, then the prompt; then the prompt once more, and from there on what is new."""
     found = [0]
     for index, size in enumerate(sizes[:-1]):
-        found.append(found[-1] + (sizes[0] if jump and index < 2 else size))  # noqa: PLR2004
+        found.append(found[-1] + (sizes[0] if jump and index < 2 else size))
     return found
 
 
 def _place_faults() -> Iterator[Fault]:
-    rotated = {"applies": lambda p: _is_cached(p) and p.policy.rotation is not None}
     for text, offsets in _OFFSETS:
-        yield Fault("rope_position", text, steps=lambda p, f=offsets: {"rotate": _displaced(p, f)}, **rotated)
+        yield Fault("rope_position", text, steps=lambda p, f=offsets: {"rotate": _displaced(p, f)}, applies=_is_rotated)
     text = "a token that comes alone has its turned channels in another order than those of a prompt: all even ones first"
-    yield Fault("rope_pairing", text, steps=_alone_apart, **rotated)
-    yield Fault("rope_position", "the new tokens alone turn by their position: the cache holds the others unturned", steps=_past_unturned, **rotated)
+    yield Fault("rope_pairing", text, steps=_alone_apart, applies=_is_rotated)
+    text = "the new tokens alone turn by their position: the cache holds the others unturned"
+    yield Fault("rope_position", text, steps=_past_unturned, applies=_is_rotated)
+
+
+def _is_rotated(problem: Problem) -> bool:
+    return _is_cached(problem) and problem.policy.rotation is not None
 
 
 def _alone_apart(problem: Problem) -> dict[str, Any]:
     """Put even channels before odd ones where a token came alone."""
-    sizes, calls = _sizes(problem), []  # type: ignore[var-annotated]
+    sizes = _sizes(problem)
+    calls: list[int] = []
     alone = np.repeat([size == 1 for size in sizes], sizes)
 
-    def rotate(step: Any, tokens: Array, positions: Array, **options: Any) -> Array:
+    def rotate(step: Any, tokens: Array, positions: Array, **options: Any) -> Any:
         calls.append(1)
         turned = step(tokens, positions, **options)
         apart = np.concatenate([turned[..., ::2], turned[..., 1::2]], -1)
@@ -189,10 +208,11 @@ def _sizes(problem: Problem) -> tuple[int, ...]:
 
 def _displaced(problem: Problem, offsets: Callable[[tuple[int, ...]], list[int]]) -> Callable[..., Array]:
     """Turn each call's tokens from another offset on; queries come first, then keys."""
-    sizes, calls = _sizes(problem), []  # type: ignore[var-annotated]
+    sizes = _sizes(problem)
+    calls: list[int] = []
     starts = [np.arange(size) + start for size, start in zip(sizes, offsets(sizes), strict=True)]
 
-    def rotate(step: Any, tokens: Array, _: Array, **options: Any) -> Array:
+    def rotate(step: Any, tokens: Array, _: Array, **options: Any) -> Any:
         calls.append(1)
         places = starts[-1] if len(calls) % 2 == 1 else np.concatenate(starts)
         return step(tokens, places[None], **options)
@@ -203,7 +223,7 @@ def _displaced(problem: Problem, offsets: Callable[[tuple[int, ...]], list[int]]
 def _past_unturned(problem: Problem) -> dict[str, Any]:
     calls: list[int] = []
 
-    def rotate(step: Any, tokens: Array, positions: Array, **options: Any) -> Array:
+    def rotate(step: Any, tokens: Array, positions: Array, **options: Any) -> Any:
         calls.append(1)
         if len(calls) % 2 == 1:
             return step(tokens, positions, **options)

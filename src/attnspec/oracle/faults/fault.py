@@ -37,11 +37,11 @@ class Fault:
 
     kind: str
     says: str
-    steps: Callable[[Problem], Mapping[str, Around]] | None = None
-    change: Callable[[Problem], Problem | None] | None = None
-    answer: Callable[[Problem], Answer | None] | None = None
-    after: Callable[[Answer, Problem], Answer] | None = None
-    applies: Callable[[Problem], bool] = field(default=_always)
+    steps: Callable[..., Mapping[str, Around]] | None = None
+    change: Callable[..., Problem | None] | None = None
+    answer: Callable[..., Answer | None] | None = None
+    after: Callable[..., Answer] | None = None
+    applies: Callable[..., bool] = field(default=_always)
     declare: str = ""
     rank: int = 1
 

@@ -10,8 +10,8 @@ import numpy as np
 from ..problem import Answer, Array, Crash, Problem
 from ..verdict import Question
 from .fault import Fault, run
-from .masks import RULES
-from .scores import FACTORS, rescaled
+from .rules import RULES
+from .scales import FACTORS, rescaled
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ def _default(problem: Problem) -> float:
 
 def _scaled(factor: float, problem: Problem) -> Fault:
     default = _default(problem)
-    if abs(factor / default - 1) < 0.01:  # noqa: PLR2004  # a slip of rounding, not of formula
+    if abs(factor / default - 1) < 0.01:  # a slip of rounding, not of formula
         text = f"the scores are scaled by a factor that is {factor / default - 1:+.1e} of itself off"
         return Fault("precision_range", text, change=lambda p: rescaled(p, factor / default * _default(p)))
     names = (name for name, (_, rule) in FACTORS.items() if math.isclose(rule(problem.sizes), factor, rel_tol=1e-6))
@@ -45,7 +45,8 @@ def _scaled(factor: float, problem: Problem) -> Fault:
 
 def _filled(fill: float, _: Problem) -> Fault:
     steps: Callable[[Problem], dict[str, Any]] = lambda _: {"mask": lambda _, s, keep, **__: np.where(keep, s, fill)}  # noqa: E731
-    return Fault("mask_finite_fill", f"dropped keys get a score of {fill:.6g}, not minus infinity, and true scores can be lower", steps=steps)
+    text = f"dropped keys get a score of {fill:.6g}, not minus infinity, and true scores can be lower"
+    return Fault("mask_finite_fill", text, steps=steps)
 
 
 def _added(fill: float, _: Problem) -> Fault:
@@ -54,7 +55,7 @@ def _added(fill: float, _: Problem) -> Fault:
 
 
 def _summed(more: float, shifted: bool) -> Fault:  # noqa: FBT001  # a family of its own each
-    def softmax(_: Any, scores: Array, *__: Any, **___: Any) -> Array:
+    def softmax(_: Any, scores: Array, *__: Any, **___: Any) -> Any:
         peak = np.where(np.isfinite(peak := scores.max(-1, keepdims=True)), peak, 0.0)
         shares = np.exp(scores - peak)
         total = shares.sum(-1, keepdims=True) + more * (1.0 if shifted else np.exp(-peak))
@@ -101,7 +102,7 @@ def _gap(question: Question, answer: Answer, fault: Fault) -> float:
     return math.inf if np.isnan(gap) else float(gap)
 
 
-def _nearest(gap: Callable[[float], float], grid: Array) -> float:
+def _nearest(gap: Callable[..., float], grid: Array) -> float:
     """Minimise over the logarithm of the size: the best of a grid, then golden sections."""
     best = int(np.argmin([gap(float(x)) for x in grid]))
     sign = math.copysign(1.0, grid[0])
@@ -133,6 +134,6 @@ def _linear(question: Question, answer: Answer) -> Iterator[Fault]:
     b_o = question.problem.parameters.b_o if question.problem.parameters is not None else None
     bias = 0.0 if b_o is None else b_o
     mine, theirs = question.expected.y - bias, answer.y - bias
-    factor = float(np.vdot(mine[question.promised], theirs[question.promised]) / max(np.vdot(mine, mine), 1e-300))
+    factor = float(np.vdot(mine[question.promised], theirs[question.promised])) / max(float(np.vdot(mine, mine)), 1e-300)
     kind, text = "scale_wrong_place", f"what the heads found is multiplied by {factor:.6g}"
     yield Fault(kind, text, after=lambda a, _: Answer(bias + factor * (a.y - bias), a.weights))
