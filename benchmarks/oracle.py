@@ -1,3 +1,4 @@
+# ruff: noqa: INP001, T201
 """Evidence for the oracle: what it finds, what it names, and that it raises no false alarm.
 
     python benchmarks/oracle.py faults [O-001 ...]     the faults of the corpus, and their right twins
@@ -60,7 +61,9 @@ def faults(wanted: Iterable[str]) -> None:
         row = {"fault": case.fault, "name": case.name, "kind": case.kind, "wrong": wrong, "right": right}
         rows.append(row)
         found, named = wrong["verdict"] == "deviates", wrong["kind"] == case.kind
-        line = f"{'found' if found else 'MISSED'} {'named' if named else 'MISNAMED'} {'' if right['verdict'] == 'conforms' else 'FALSE ALARM'}"
+        line = (
+            f"{'found' if found else 'MISSED'} {'named' if named else 'MISNAMED'} {'' if right['verdict'] == 'conforms' else 'FALSE ALARM'}"
+        )
         print(f"{case.fault} {case.kind}: {line} {wrong['seconds']} s, {right['seconds']} s", flush=True)
         for part in (wrong if not (found and named) else None, right if right["verdict"] != "conforms" else None):
             if part:
@@ -95,7 +98,9 @@ def packages(rest: list[str]) -> None:
         right = entry.wrong is None
         good = found["verdict"] == ("conforms" if right else "deviates")
         named = right or not entry.wrong or found["kind"] in entry.wrong.split()
-        print(f"{group} {entry.name}: {'as known' if good else 'NOT AS KNOWN'}{'' if named else ' MISNAMED'} {found['seconds']} s", flush=True)
+        print(
+            f"{group} {entry.name}: {'as known' if good else 'NOT AS KNOWN'}{'' if named else ' MISNAMED'} {found['seconds']} s", flush=True
+        )
         if not (good and named):
             print(f"    known: {entry.wrong}; {found['verdict']} {found['kind']}: {found['sentence'][:250]}")
     right, wrong = ([row for row in rows if (row["known"] is None) is is_right] for is_right in (True, False))
@@ -134,7 +139,9 @@ def _problems(seeds: int) -> list[Any]:
     from attnspec.oracle.design import Profile, draw
 
     profile = Profile(heads=(Heads(d_model=97, h=3, d_k=10, d_v=13), Heads(d_model=97, h=4, d_k=64)), tokens=("wide", "square", "tall"))
-    return [draw(profile, {"tokens": tokens}, seed=seed, spread=s) for seed in range(seeds) for tokens in profile.tokens for s in (1.0, 8.0)]
+    return [
+        draw(profile, {"tokens": tokens}, seed=seed, spread=s) for seed in range(seeds) for tokens in profile.tokens for s in (1.0, 8.0)
+    ]
 
 
 def _rules(precision: str, problems: list[Any]) -> Callable[[str, float], dict[str, bool]]:

@@ -37,7 +37,12 @@ class Layer(nn.Module):
 
     def __init__(self, d_model=24, h=4):
         super().__init__()
-        self.h, self.q_proj, self.kv, self.out = h, nn.Linear(d_model, d_model), nn.Linear(d_model, 2 * d_model), nn.Linear(d_model, d_model)
+        self.h, self.q_proj, self.kv, self.out = (
+            h,
+            nn.Linear(d_model, d_model),
+            nn.Linear(d_model, 2 * d_model),
+            nn.Linear(d_model, d_model),
+        )
 
     def forward(self, q, k, v, mask=None):
         queries = self.q_proj(q).unflatten(-1, (self.h, -1)).transpose(1, 2)

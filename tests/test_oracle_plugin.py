@@ -81,6 +81,7 @@ class TestMine:
     outcomes = result.parseoutcomes()
     assert outcomes["failed"] >= 2
     assert outcomes["failed"] % 2 == 0
+    result.stdout.no_fnmatch_line("*def test_again*")
     assert "error" not in outcomes
 
 

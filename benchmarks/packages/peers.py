@@ -184,5 +184,5 @@ _KNOWN = (
 
 _TOLD = [*_LAYERS, *_FUNCTIONS, *_OWN, *peers_jax.ENTRIES, *peers_models.ENTRIES]
 
-_ITSELF = [Entry(f"{e.name}, by itself", e.build, "check", wrong="" if "bias_kv" in e.name else None) for e in _TOLD if e.name in _KNOWN]
+_ITSELF = [Entry(f"{e.name}, by itself", e.build, "check", wrong="" if "bias_kv" in e.name else e.wrong) for e in _TOLD if e.name in _KNOWN]
 ENTRIES = [*_TOLD, *_ITSELF]

@@ -18,7 +18,7 @@ EVEN = Heads(d_model=24, h=4)
 FREE = Heads(d_model=24, h=4, d_k=5, d_v=3, d_key_in=17, d_value_in=19)
 UNIFORM = Policy(empty_row="uniform")
 FLOAT32 = Policy(empty_row="uniform", softmax_precision="float32")
-SINGLE = Policy(empty_row="uniform", softmax_precision="float32", product_precision="float32")
+SINGLE = Policy(empty_row="any", softmax_precision="float32", product_precision="float32")  # in float16 it is not uniform
 
 
 def _jax() -> Any:

@@ -135,7 +135,7 @@ def built(subject: Subject, heads: Heads, sources: int, /) -> Any:
     for precision in ("float64", "float32"):
         target = subject.in_precision(subject.target, precision)
         try:
-            with subject.library.working():
+            with subject.library.working(watched=False):
                 subject.call(target, **subject.arguments(problem, precision))
         except Exception:  # noqa: S112  # a layer that needs no first call need not stand it
             continue

@@ -1,7 +1,6 @@
 """Gradients: those of an implementation against those of the specification, in float64."""
 
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from itertools import combinations
@@ -16,7 +15,7 @@ from .bench import Bench, Failure, full_rows, told
 from .design import Profile, draw
 from .problem import Array, Crash, Problem
 from .properties import Outcome
-from .subject import Subject
+from .subject import Subject, copied
 from .tensors import stored
 
 _PAIRS = 6
@@ -148,8 +147,8 @@ def _as_stored(subject: Subject, problem: Problem, gradients: Parameters[Array])
     if load is None:
         return {}
     moved = gradients.map(lambda array: array + 1.0)
-    before = stored(load(deepcopy(target), gradients, "float64"))
-    after = stored(load(deepcopy(target), moved, "float64"))
+    before = stored(load(copied(target), gradients, "float64"))
+    after = stored(load(copied(target), moved, "float64"))
     return {name: array for name, array in before.items() if not np.array_equal(array, after[name])}
 
 

@@ -38,6 +38,8 @@ def _flax(heads: Heads, *, normalised: bool, **conventions: Any) -> dict[str, An
 
 
 def _call_nnx(layer: Any, *, queries: Any, keys: Any, values: Any, keep: Any, causal: bool, return_weights: bool, training: bool) -> Any:
+    if keep is not None and causal:  # it combines the two only where the mask has all queries
+        keep = sys.modules["jax"].numpy.broadcast_to(keep, (*keep.shape[:2], queries.shape[1], keep.shape[3]))
     options = {"mask": keep, "is_causal": causal, "decode": False, "deterministic": not training}
     if not return_weights:
         return layer(queries, keys, values, **options)

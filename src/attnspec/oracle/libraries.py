@@ -29,8 +29,8 @@ class Library(Protocol):
     def take(self, x: Any, /) -> Array:
         """Copy an array back, floats as float64."""
 
-    def working(self) -> Any:
-        """What must be entered while the implementation runs."""
+    def working(self, *, watched: bool = True) -> Any:
+        """What must be entered while the implementation runs; `watched` if it should be able to give gradients."""
 
     def gradients(self, function: Callable[[dict[str, Any]], Any], inputs: Mapping[str, Any], cotangent: Any, /) -> dict[str, Any] | None:
         """Differentiate the product of a function's result and a cotangent; None where there is no gradient at all."""
@@ -49,7 +49,8 @@ class NumPy:
         return np.array(x, dtype=np.float64 if np.asarray(x).dtype.kind == "f" else None)
 
     @contextmanager
-    def working(self) -> Iterator[None]:
+    def working(self, *, watched: bool = True) -> Iterator[None]:
+        del watched
         with np.errstate(all="ignore"):
             yield
 
@@ -75,13 +76,14 @@ class Torch:
         return np.array(x.double().numpy() if x.is_floating_point() else x.numpy())
 
     @contextmanager
-    def working(self) -> Iterator[None]:
+    def working(self, *, watched: bool = True) -> Iterator[None]:
         import torch
 
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the problems are too small for more, which only wait for each other
         try:
-            yield
+            with torch.set_grad_enabled(watched):
+                yield
         finally:
             torch.set_num_threads(threads)
 
@@ -114,7 +116,8 @@ class Jax:
             return np.array(x.astype("float32") if dtype_name(x) == "bfloat16" else x, dtype=np.float64 if floating else None)
 
     @contextmanager
-    def working(self) -> Iterator[None]:
+    def working(self, *, watched: bool = True) -> Iterator[None]:
+        del watched
         import jax
 
         with jax.enable_x64(True):  # it takes no keyword

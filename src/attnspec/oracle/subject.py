@@ -130,7 +130,7 @@ class Subject:
             What it answers, or that it crashed.
         """
         try:
-            with self.library.working():
+            with self.library.working(watched=problem.seed % 2 == 0):  # some layers take another path where nothing is watched
                 target = self.prepared(problem, precision, train=train)
                 result = self.call(target, **self.arguments(problem, precision, train=train, change=change))
                 return self._read(result, problem)
@@ -141,7 +141,7 @@ class Subject:
 
     def prepared(self, problem: Problem, precision: str, *, train: bool = False) -> Any:
         """Copy the target, so that no call leaves a trace for the next, and put the parameters in."""
-        target = self.in_precision(_copied(self.target), precision)
+        target = self.in_precision(copied(self.target), precision)
         if self.load is not None and problem.parameters is not None:
             target = self.load(target, problem.parameters, precision)
         self.training(target, train)
@@ -240,7 +240,8 @@ def _is_inside(error: BaseException) -> bool:
 _ROOM = __file__.rpartition("/")[0]
 
 
-def _copied(target: Any) -> Any:
+def copied(target: Any, /) -> Any:
+    """Copy an implementation, where that can be done."""
     if inspect.isroutine(target):
         return target
     try:
