@@ -129,7 +129,7 @@ def test_the_parameters_that_a_layer_comes_with_are_not_trusted():
     layer = ScaledByModel()
     with torch.no_grad():
         for parameter in layer.parameters():
-            parameter *= 1e-4
+            parameter.mul_(1e-4)
     before = [parameter.clone() for parameter in layer.parameters()]
     assert oracle.check(layer, **DECLARED).kind == "scale_wrong_dim"
     assert all(torch.equal(a, b) for a, b in zip(before, layer.parameters(), strict=True))

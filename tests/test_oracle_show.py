@@ -38,7 +38,12 @@ def layer_example():
 def make_report(**changes):
     diagnosis = Finding("causal_alignment", SENTENCE, "wrong", "reproduces 12 of 12 wrong answers")
     findings = (diagnosis, Finding("shape", "It broadcasts.", "warning", "11 keys"))
-    checks = Check("values", False, "12 of 96 wrong"), Check("no future", True), Check("shapes", False, "11 keys"), Check("gradients", None)
+    checks = (
+        Check("values", False, "12 of 96 wrong"),
+        Check("no future", True),
+        Check("shapes", False, "11 keys", level="warning"),
+        Check("gradients", None),
+    )
     report = Report(
         "attend", "deviates", SENTENCE, findings, checks, core_example(),
         Power((1.0, 8.0), {"float64": 1e-14}, ("keep", "causal"), ("float64",)),
@@ -67,9 +72,8 @@ def test_a_long_snippet_is_cut_in_the_text_and_says_so():
 
 def test_a_check_of_which_only_a_warning_came_does_not_fail():
     report = make_report()
-    assert [standing(report, check) for check in report.checks] == ["fails", "holds", "warns", "not decided"]
-    fine = make_report(verdict="conforms", findings=())
-    assert standing(fine, Check("shapes", False)) == "warns"
+    assert [standing(check) for check in report.checks] == ["fails", "holds", "warns", "not decided"]
+    assert standing(Check("shapes", False, level="warning")) == "warns"
 
 
 def test_the_error_is_in_units_of_the_tolerance():

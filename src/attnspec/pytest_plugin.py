@@ -77,7 +77,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
     report, check = param
     from .oracle.show import standing
 
-    ends = "not decided" if check.passed is None else standing(report, check)
+    ends = "not decided" if check.passed is None else standing(check)
     if ends == "not decided":
         pytest.skip(f"not decided: {check.detail or check.name}")
     if ends == "fails":
@@ -88,10 +88,8 @@ def _message(report: "Report", check: "Check") -> str:
     """What a reader of the tests' output needs: the sentence and the code that shows it."""
     if check.name == _VERDICT:
         return str(report)
-    from .oracle.show import findings_of
-
     detail = f" ({check.detail})" if check.detail else ""
-    opening, found = f"{report.subject}: {check.name} does not hold{detail}.", findings_of(report, check)
-    if found or report.counterexample is None:
-        return f"{opening} {found[0].sentence if found else report.sentence}"
+    opening = f"{report.subject}: {check.name} does not hold{detail}."
+    if check.sentence or report.counterexample is None:
+        return f"{opening} {check.sentence or report.sentence}"
     return f"{opening} {report.sentence}\n\n{report.counterexample.snippet}"

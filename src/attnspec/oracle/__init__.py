@@ -5,6 +5,8 @@ from .entries import check as check
 from .entries import check_attention as check_attention
 from .entries import check_cache as check_cache
 from .entries import check_properties as check_properties
+from .isolation import run_isolated as run_isolated
+from .job import Job as Job
 from .report import Check as Check
 from .report import ConformanceError as ConformanceError
 from .report import Counterexample as Counterexample

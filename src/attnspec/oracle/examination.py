@@ -229,6 +229,14 @@ class Examination:
         options = tuple(name for name in OPTIONS if any(name in verdict.question.problem.options for verdict in self.verdicts))
         return Power(spreads, smallest, options, tuple(smallest))
 
+    def note(self, outcomes: Iterable[Outcome]) -> None:
+        """Note what came of properties: one check for each, the worst that was seen of it."""
+        order = {"wrong": 0, "warning": 1, "note": 2}
+        worst: dict[str, Outcome] = {}
+        for outcome in sorted(outcomes, key=lambda outcome: (outcome.passed is not False, order[outcome.level])):
+            worst.setdefault(outcome.name, outcome)
+        self.checks += [Check(o.name, o.passed, o.detail, o.sentence if o.passed is False else "", o.level) for o in worst.values()]
+
     @property
     def rounding(self) -> float:
         """By how much two right answers to the same question may differ, relative to their size."""
@@ -244,7 +252,7 @@ class Examination:
             replace(outcome, level="wrong") if outcome.name in self.strict and outcome.level == "warning" else outcome
             for outcome in outcomes
         ]
-        self.checks += [Check(outcome.name, outcome.passed, outcome.detail) for outcome in outcomes]
+        self.note(outcomes)
         return outcomes
 
 

@@ -31,9 +31,9 @@ def findings_of(examination: Examination, narrow: list[Verdict], outcomes: list[
     if narrow:
         found.append(_narrow_finding(narrow))
     named = {finding.kind for finding in found}
-    for outcome in failed:  # where values are wrong, what else fails mostly follows from that
-        level = "note" if outcome.level == "wrong" and named and outcome.kind not in named else outcome.level
-        found.append(Finding(outcome.kind, outcome.sentence, level, outcome.detail))
+    for outcome in failed:
+        if not named or outcome.kind in named or outcome.name in APART:
+            found.append(Finding(outcome.kind, outcome.sentence, outcome.level, outcome.detail))
     return [*found, *examination.findings]
 
 
@@ -72,6 +72,9 @@ def _unnamed(unexplained: list[Verdict], right: list[Verdict], failed: list[Outc
     text = f"No fault of the catalogue explains it: where {asked} is asked for, {reason}."
     return [Finding(kind, text if not failed else f"{failed[0].sentence} {text}", "wrong", f"{len(unexplained)} wrong answers")]
 
+
+APART = ("dtype", "inputs_stay", "bad_shapes", "same_twice", "strides", "training")
+"""Properties that are about something else than values: where values are wrong, all others mostly follow from that."""
 
 FAMILIES = {
     "survivors": "dropout_arithmetic", "bias": "additive_position_bias", "slopes": "additive_position_bias", "sinks": "softmax_denominator",

@@ -200,7 +200,7 @@ def _stages(report: Report) -> Iterator[str]:
 
 def _checks(report: Report) -> Iterator[str]:
     if report.checks:
-        ends = [standing(report, check) for check in report.checks]
+        ends = [standing(check) for check in report.checks]
         rows = [_row([end, _said(check.name, check.detail)], bad=end == "fails") for end, check in zip(ends, report.checks, strict=True)]
         yield "<h2>What was looked at</h2>"
         yield _table(["", "what must hold"], rows)

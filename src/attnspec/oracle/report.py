@@ -41,11 +41,15 @@ class Check:
         name: what must hold.
         passed: whether it does; None where it could not be decided.
         detail: on how many problems, and by how much.
+        sentence: what is wrong, where it does not hold.
+        level: what it means where it does not hold: only what is `wrong` fails.
     """
 
     name: str
     passed: bool | None
     detail: str = ""
+    sentence: str = ""
+    level: Level = "wrong"
 
 
 @dataclass(frozen=True, eq=False)

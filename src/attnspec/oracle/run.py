@@ -37,7 +37,7 @@ def examine(examination: Examination, /, *, gradients: Callable[[Examination], l
     if gradients is not None and not wrong:
         examination.tell("gradients", 0, 1)
         found = gradients(examination)
-        examination.checks += [Check(outcome.name, outcome.passed, outcome.detail) for outcome in found]
+        examination.note(found)
         outcomes = [*outcomes, *found]
     examination.tell("diagnosis", 0, 1)
     findings = findings_of(examination, narrow, outcomes)
@@ -107,7 +107,7 @@ def _mute(examination: Examination, crash: Crash, start: float) -> Report:
         raise ConfigError(f"{subject.name}: it cannot be called like this: {crash.error}. Say how, with call=.")
     sizes = examination.profile.sizes
     said = {name: size for name, size in sizes.items() if re.search(rf"\b{size}\b", crash.error)}
-    kind = "crash"
+    kind = "exit" if crash.error.startswith("SystemExit") else "crash"
     text = f"It raises an error in its own code whatever it is asked: {crash.error}."
     if sizes["h_kv"] < sizes["h"] and {"h", "h_kv"} <= said.keys():
         kind = "gqa_head_mapping"

@@ -106,23 +106,17 @@ def _free(example: Counterexample) -> Array:
     return np.asarray(empty)[..., None]
 
 
-def standing(report: Report, check: Check, /) -> Literal["holds", "fails", "warns", "not decided"]:
+def standing(check: Check, /) -> Literal["holds", "fails", "warns", "not decided"]:
     """Say how a check ended; one of which nothing but a warning came does not fail."""
     if check.passed is not False:
         return "holds" if check.passed else "not decided"
-    return "warns" if report.conforms or {finding.level for finding in findings_of(report, check)} == {"warning"} else "fails"
-
-
-def findings_of(report: Report, check: Check, /) -> list[Finding]:
-    """The findings that came of a check."""
-    found = [finding for finding in report.findings if finding.evidence == check.detail]
-    return found if check.detail else [finding for finding in found if finding.level == "warning"]
+    return "fails" if check.level == "wrong" else "warns"
 
 
 def _checked(report: Report) -> Iterator[str]:
     by_word: dict[str, list[Check]] = {}
     for check in report.checks:
-        by_word.setdefault(standing(report, check), []).append(check)
+        by_word.setdefault(standing(check), []).append(check)
     for word in ("holds", "warns"):
         if word in by_word:
             yield from wrap(f"{word.capitalize()}: {'; '.join(check.name for check in by_word[word])}.", WIDTH, subsequent_indent="  ")

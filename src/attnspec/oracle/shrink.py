@@ -124,6 +124,19 @@ def same(problem: Problem, other: Problem, /) -> bool:
     return all(a is b or np.array_equal(a, b) for a, b in arrays)
 
 
+def recipe_of(problem: Problem, /) -> tuple[Problem, dict[str, str]]:
+    """Draw the parameters anew, each by one line of NumPy that can be written down."""
+    parameters, recipes = problem.parameters, {}
+    if parameters is None:
+        return problem, {}
+    drawn = {}
+    for index, (name, array) in enumerate(vars(parameters).items()):
+        if array is not None and name.startswith(("w_", "b_")) and not np.array_equal(array, np.eye(len(array))):
+            recipes[name] = f"np.random.default_rng({index}).normal(size={array.shape}).round(1)"
+            drawn[name] = np.random.default_rng(index).normal(size=array.shape).round(1)
+    return replace(problem, parameters=replace(parameters, **drawn)), recipes
+
+
 def counterexample(subject: Subject, verdict: Verdict, /) -> Counterexample:
     """Find the smallest problem that fails as this one does, and say it as code."""
     precision, roundings, crashed = verdict.question.precision, verdict.question.roundings, isinstance(verdict.answer, Crash)
@@ -133,6 +146,11 @@ def counterexample(subject: Subject, verdict: Verdict, /) -> Counterexample:
         return other if other.status == "wrong" and isinstance(other.answer, Crash) == crashed else None
 
     found = shrink(verdict, fails)
+    recipes: dict[str, str] = {}
+    if found.question.problem.parameters is not None and not crashed:
+        drawn, recipes = recipe_of(found.question.problem)
+        again = fails(drawn)
+        found, recipes = (again, recipes) if again is not None else (found, {})
     question, answer = found.question, found.answer
     got = found.reason if isinstance(answer, Crash) or answer.y.shape != question.expected.y.shape else answer.y
-    return Counterexample(question.problem, precision, question.expected.y, got, question.limit, snippet(subject, found))
+    return Counterexample(question.problem, precision, question.expected.y, got, question.limit, snippet(subject, found, recipes))

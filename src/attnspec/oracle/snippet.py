@@ -1,5 +1,6 @@
 """A counterexample as code that can be pasted."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -13,12 +14,13 @@ _LITERAL = 400
 """Arrays of up to this many numbers are written out."""
 
 
-def snippet(subject: Subject, verdict: Verdict, /) -> str:
+def snippet(subject: Subject, verdict: Verdict, recipes: Mapping[str, str], /) -> str:
     """Write code that shows a wrong answer.
 
     Args:
         subject: the implementation.
         verdict: the verdict on its answer.
+        recipes: how parameters are drawn, by name, where they need not be written out.
 
     Returns:
         Python code with NumPy and the call.
@@ -33,8 +35,8 @@ def snippet(subject: Subject, verdict: Verdict, /) -> str:
         lines.append(f"{name} = {names[id(value)] if names.get(id(value), name) != name else _written(value)}")
     if problem.parameters is not None:
         given = [(f.name, getattr(problem.parameters, f.name)) for f in fields(problem.parameters)]
-        lines += [f"{name} = {_written(array)}" for name, array in given if array is not None]
-        lines.append("# put these parameters into the layer (by its layout), then call it")
+        lines += [f"{name} = {recipes.get(name) or _written(array)}" for name, array in given if array is not None]
+        lines.append("# put these parameters into the layer, as its layout says (attnspec.layouts.write does it), then call it")
     call = ", ".join(f"{name}={name}" for name in values)
     lines += ["", f"got = {subject.call_text}({call})  # each array in the dtype and library of the implementation"]
     expected = verdict.question.expected.y

@@ -17,6 +17,10 @@ _OF_KINDS = {
 _MASKED = ("mask_", "causal_", "window_", "fully_masked_row", "ragged_packing")
 
 
+def _of_kind(kind: str) -> str:
+    return "mask" if kind.startswith(_MASKED) else _OF_KINDS.get(kind, "")
+
+
 def stages(problem: Problem, faults: Iterable[Fault], kinds: Iterable[str], /) -> tuple[tuple[str, str, bool], ...]:
     """List the steps of a problem, with the axes of what each gives, and mark those that the faults stand in for.
 
@@ -28,9 +32,11 @@ def stages(problem: Problem, faults: Iterable[Fault], kinds: Iterable[str], /) -
     Returns:
         For each step its name, its result's axes with their sizes, and whether the fault is there.
     """
-    marked = {name for fault in faults if fault.steps is not None for name in fault.steps(problem)}
+    marked: set[str] = set()
+    for fault in faults:
+        marked |= set(fault.steps(problem)) if fault.steps is not None else {_of_kind(fault.kind)}
     if not marked:
-        marked = {"mask" if kind.startswith(_MASKED) else _OF_KINDS.get(kind, "") for kind in kinds}
+        marked = set(map(_of_kind, kinds))
     _, steps = problem.traced()
     found = []
     for call in steps.calls:
