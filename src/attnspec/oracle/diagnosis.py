@@ -101,7 +101,8 @@ def _best(
         fitting = [faults for faults in candidates or () if _explains(faults, first)]
         if fitting:
             scored = [(faults, [verdict for verdict in left if _explains(faults, verdict)]) for faults in fitting[:40]]
-            return min(scored, key=lambda item: (-len(item[1]), _spoilt(item[0], right), len(item[0]), sum(f.rank for f in item[0])))
+            scored = sorted(scored, key=lambda item: (-len(item[1]), len(item[0]), sum(f.rank for f in item[0])))[:8]
+            return min(scored, key=lambda item: (_spoilt(item[0], right) - len(item[1]), len(item[0]), sum(f.rank for f in item[0])))
     return None
 
 
@@ -170,7 +171,7 @@ def _alters(faults: tuple[Fault, ...], verdict: Verdict) -> bool:
 
 def _spoilt(faults: tuple[Fault, ...], right: list[Verdict]) -> int:
     """Count the right answers that the faults would spoil."""
-    return sum(_alters(faults, verdict) for verdict in right[:30])
+    return sum(_alters(faults, verdict) for verdict in right)
 
 
 _PLACES: dict[str, Callable[[Problem], bool]] = {
