@@ -40,8 +40,28 @@ def mask_faults() -> Iterator[Fault]:
     ):
         yield Fault(kind, text, steps=_around_mask(add), applies=masked())
     yield from _behind_softmax()
+    yield from _block_faults()
     yield from _axis_faults()
     yield from _fill_faults()
+
+
+def _block_faults() -> Iterator[Fault]:
+    """Masks that hold for blocks of keys, and are lost inside of them."""
+    for size in (2, 3, 4, 8, 16):
+        for rows, over in ((1, "each query"), (size, f"blocks of {size} queries")):
+            text = f"the mask holds for blocks of {size} keys and {over}: inside of a block of which any key is kept, all are"
+            steps = _other_keep(lambda k, _, n=size, m=rows: _blocked(k, m, n))
+            yield Fault("mask_not_applied", text, steps=steps, applies=masked(), rank=3)
+
+
+def _blocked(keep: Array, rows: int, columns: int) -> Array:
+    """Keep every key of a block of which any is kept."""
+    found = keep
+    for axis, size in ((2, rows), (3, columns)):
+        starts = np.arange(0, found.shape[axis], size)
+        found = np.repeat(np.logical_or.reduceat(found, starts, axis=axis), size, axis=axis)
+    whole: Array = found[:, :, : keep.shape[2], : keep.shape[3]]
+    return whole
 
 
 def _behind_softmax() -> Iterator[Fault]:
