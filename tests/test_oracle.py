@@ -176,7 +176,7 @@ def test_a_fault_of_one_path_is_told_with_the_path():
 
     report = oracle.check_attention(wrong)
     assert report.kind == "causal_dropped_or_forced"
-    assert "where keep is given" in report.sentence
+    assert report.sentence.endswith(("where keep is given.", "where the mask is given."))
 
 
 def test_the_counterexample_is_small_and_its_code_runs():
@@ -357,3 +357,12 @@ def test_a_policy_of_any_row_computes_as_zero():
 def test_a_report_is_plain_data():
     assert dataclasses.is_dataclass(oracle.Report)
     assert math.isfinite(oracle.check_attention(kernel, effort="quick").seconds)
+
+
+def test_a_call_that_always_wants_a_mask_gets_one():
+    """As in `lambda m, q, k, v, keep: m(q, k, v, mask=keep[:, None])`, which has no word for none."""
+    always = {"call": lambda m, q, k, v, keep: m(q, k, v, mask=keep[:, None])}
+    assert oracle.check(Layer(), **DECLARED | always).conforms is True
+    assert oracle.check(Inverted(), **DECLARED | always).kind == "mask_polarity_inverted"
+    required = oracle.check_attention(lambda queries, keys, values, mask: compute(queries, keys, values, keep=mask & True))
+    assert required.conforms is True

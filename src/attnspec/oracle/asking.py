@@ -2,7 +2,9 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy as np
 from ..errors import ConfigError
 from ..spec.parameters import Heads, Parameters
 from ..spec.policy import Policy
-from .design import TOKENS, Profile, draw
+from .design import NEUTRAL, TOKENS, Profile, draw
 from .known import known
 from .libraries import Library, guess_library, library_named
 from .options import OPTIONS
@@ -78,7 +80,7 @@ def layer_of(owner: str, layer: Any, said: Mapping[str, Any], /, *, options: Seq
         template=loader.template, tokens=said.get("tokens") or tokens_of(heads, sources), sources=sources, draws=draws_of(subject),
         fixed=loader.fixed,
     )  # fmt: skip
-    return subject, profile
+    return subject, with_masks(subject, profile)
 
 
 def tokens_of(heads: Heads, sources: int, /) -> tuple[str, ...]:
@@ -131,8 +133,8 @@ def built(subject: Subject, heads: Heads, sources: int, /) -> Any:
         The layer; as it was if it cannot be called like that, which is found out later.
     """
     profile = Profile(template=Parameters.random(heads), sources=sources, tokens=("self",) if sources == 1 else ("square",))
-    problem = draw(profile, {"tokens": profile.tokens[0]}, seed=0)
-    for precision in ("float64", "float32"):
+    for precision, always in product(("float64", "float32"), ((), always_of(subject))):
+        problem = draw(replace(profile, always=always), {"tokens": profile.tokens[0]}, seed=0)
         target = subject.in_precision(subject.target, precision)
         try:
             with subject.library.working(watched=False):
@@ -141,6 +143,12 @@ def built(subject: Subject, heads: Heads, sources: int, /) -> Any:
             continue
         return target
     return subject.target
+
+
+def always_of(subject: Subject, /) -> tuple[str, ...]:
+    """The masks that an implementation might be unable to do without."""
+    fitting = any(fits(np.empty((2, 1, 2, 2)), pattern) for pattern in subject.mask_axes)
+    return tuple(name for name in NEUTRAL if name in subject.signature.roles and (name != "keep" or fitting))
 
 
 def subject_of(owner: str, target: Any, said: Mapping[str, Any], /, *, heads_first: bool, axes: str) -> Subject:
@@ -167,7 +175,8 @@ def subject_of(owner: str, target: Any, said: Mapping[str, Any], /, *, heads_fir
         raise ConfigError(f"{owner}: order={order!r} is not known; it is bhsd or bshd.")
     signature = _signature(owner, target, call, heads_first=heads_first)
     if mask == "lengths":
-        signature = Signature(tuple((name, "lengths" if role == "keep" else role) for name, role in signature.places), signature.explicit)
+        places = tuple((name, "lengths" if role == "keep" else role) for name, role in signature.places)
+        signature = replace(signature, places=places)
     shelf = _library(target, call, said.get("library"))
     return Subject(
         name=name_of(target), target=target, call=call or _call_itself, signature=signature, library=shelf,
@@ -246,6 +255,17 @@ def draws_of(subject: Subject, /) -> dict[str, tuple[str, ...]]:
     return {"keep": tuple(fitting)}
 
 
+def with_masks(subject: Subject, profile: Profile, /) -> Profile:
+    """Find out whether an implementation can do without masks; if not, have one drawn that drops nothing wherever none is asked for."""
+    masked = replace(profile, always=always_of(subject))
+
+    def answers(asked: Profile) -> bool:
+        drawn = (draw(asked, {"tokens": tokens}, seed=0) for tokens in asked.tokens)
+        return any(not isinstance(subject.answer(problem), Crash) for problem in drawn)
+
+    return masked if masked.always and not answers(profile) and answers(masked) else profile
+
+
 def is_grouped(subject: Subject, options: Sequence[str] | None, /) -> bool:
     """Tell whether keys and values may have fewer heads than queries."""
     return "grouped" in (options or ()) or bool({"h_kv", "enable_gqa", "grouped"} & set(subject.signature.roles))
@@ -267,7 +287,8 @@ def core_heads(subject: Subject, heads: Heads | None, policy: Policy, /, *, grou
         return (heads,)
     wanted = tuple(Heads(d_model=WIDE, **sizes) for sizes in (GROUPED_SIZES if grouped else CORE_SIZES))
     unequal = Profile(policy=policy, heads=wanted, tokens=("square",))
-    answer = subject.answer(draw(unequal, {"tokens": "square"}, seed=0))
+    answers = [subject.answer(draw(replace(unequal, always=a), {"tokens": "square"}, seed=0)) for a in ((), always_of(subject))]
+    answer = next((answer for answer in answers if not isinstance(answer, Crash)), answers[0])
     if not isinstance(answer, Crash) and answer.y.shape[-1] == wanted[0].d_v:
         return wanted
     return tuple(Heads(d_model=WIDE, h=size.h, h_kv=size.h_kv, d_k=size.d_k) for size in wanted)

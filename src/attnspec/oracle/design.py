@@ -36,6 +36,7 @@ class Profile:
         sources: how many different inputs it takes: 1, 2 (values come with the keys) or 3.
         draws: the ways to draw an option that it takes, where these are not all.
         fixed: the parameters that are not drawn.
+        always: the masks, or the bias, that it cannot do without; where none is asked for, one is given that drops nothing.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -47,6 +48,7 @@ class Profile:
     sources: int = 3
     draws: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
+    always: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -135,11 +137,26 @@ def draw(profile: Profile, choice: Choice, /, *, seed: int, spread: float = 1.0,
     rng = np.random.default_rng([seed, *map(ord, "".join(sorted(choice.values())))])
     sizes = {**_sizes(profile, choice, seed), **(sizes or {})}
     asked = {name: OPTIONS[name].draws[word](rng, sizes) for name, word in choice.items() if name in OPTIONS}
+    asked = {name: _neutral(name, sizes) for name in profile.always} | asked
     if "survivors" in asked:
         asked["dropout"] = 0.3
     problem = _core(profile, sizes, rng) if profile.template is None else _layer(profile, choice, sizes, rng)
     problem = replace(problem, options=asked, policy=profile.policy, causal=profile.causal, seed=seed, spread=spread)
     return spread_out(problem, spread)
+
+
+def _neutral(name: str, sizes: Mapping[str, int]) -> Array:
+    """Make a mask that drops nothing, or a bias of zeros."""
+    batch, h, seq_q, seq_k = (sizes[axis] for axis in ("batch", "h", "seq_q", "seq_k"))
+    if name == "bias":
+        return np.zeros((batch, h, seq_q, seq_k))
+    if name == "lengths":
+        return np.full(batch, seq_k)
+    return np.ones((batch, 1, seq_q, seq_k) if name == "keep" else (batch, seq_k), bool)
+
+
+NEUTRAL = ("keep", "padding", "lengths", "bias")
+"""What an implementation may be unable to do without."""
 
 
 def _sizes(profile: Profile, choice: Choice, seed: int) -> dict[str, int]:

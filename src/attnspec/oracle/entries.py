@@ -18,6 +18,7 @@ from .asking import (
     subject_of,
     tokens_of,
     what_is_known,
+    with_masks,
 )
 from .caching import examine_decoder
 from .decoder import Decoder
@@ -133,6 +134,7 @@ def check_attention(
         policy=policy, options=options_of("check_attention", subject, options), causal=causal, draws=draws_of(subject),
         heads=core_heads(subject, heads, policy, grouped=is_grouped(subject, options)), tokens=TOKENS[:-1],
     )  # fmt: skip
+    profile = with_masks(subject, profile)
     examination = Examination(subject, profile, effort=effort, seed=seed, progress=progress, strict=strict)
     return examine(examination, gradients=_gradients)
 
@@ -190,7 +192,7 @@ def check_properties(
         template=Parameters.random(sizes, bias=False), tokens=found.get("tokens") or tokens_of(sizes, sources), sources=sources,
         draws=draws_of(subject),
     )  # fmt: skip
-    return examine_properties(Examination(subject, profile, seed=seed, progress=progress, strict=strict))
+    return examine_properties(Examination(subject, with_masks(subject, profile), seed=seed, progress=progress, strict=strict))
 
 
 def check_cache(
@@ -245,7 +247,9 @@ def check_cache(
         heads=core_heads(fresh, heads, policy, grouped=is_grouped(subject, options)),
     )  # fmt: skip
     subject.name = getattr(make_decoder, "__name__", type(step).__name__)
-    return examine_decoder(Examination(subject, profile, effort=effort, seed=seed, progress=progress), Decoder(subject, make_decoder))
+    return examine_decoder(
+        Examination(subject, with_masks(fresh, profile), effort=effort, seed=seed, progress=progress), Decoder(subject, make_decoder)
+    )
 
 
 def _gradients(examination: Examination) -> list[Any]:

@@ -35,10 +35,12 @@ class Signature:
     Attributes:
         places: for each argument its name, and the input or option that it stands for.
         explicit: whether every argument must be given, as to a function that was written for this purpose.
+        required: the names of arguments that must be given, whether they are asked for or not.
     """
 
     places: tuple[tuple[str, str], ...]
     explicit: bool
+    required: frozenset[str] = frozenset()
 
     @property
     def direct(self) -> bool:
@@ -84,7 +86,8 @@ def read_signature(function: Callable[..., Any], /, *, subject_first: bool, head
             )
     if not places or places[0][1] not in ("x", "queries"):
         raise ConfigError(f"{owner}: the first input must be called x or queries, but the arguments are {[p.name for p in named]}.")
-    return Signature(tuple(places), explicit)
+    required = (parameter.name for parameter in named if explicit or parameter.default is parameter.empty)
+    return Signature(tuple(places), explicit, frozenset(required))
 
 
 @dataclass(eq=False)
@@ -161,16 +164,15 @@ class Subject:
                         known[id(value)] = array if change is None else change(role, array)
                     value = known[id(value)]
                 given[name] = value
-            elif self.signature.explicit:
+            elif name in self.signature.required:
                 given[name] = _NEUTRAL.get(role)
         return given
 
     def arguments_in_numpy(self, problem: Problem, /) -> dict[str, Any]:
         """The arguments of a call by name, as they are before they go to the library."""
         values = self._values(problem, train=False)
-        return {
-            name: values.get(role, _NEUTRAL.get(role)) for name, role in self.signature.places if role in values or self.signature.explicit
-        }
+        needed = self.signature.required
+        return {name: values.get(role, _NEUTRAL.get(role)) for name, role in self.signature.places if role in values or name in needed}
 
     @property
     def call_text(self) -> str:

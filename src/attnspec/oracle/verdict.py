@@ -83,7 +83,8 @@ class Verdict:
         """By how much each element is off, in units of its tolerance; None where there are no numbers."""
         if isinstance(self.answer, Crash) or self.answer.y.shape != self.question.expected.y.shape:
             return None
-        return np.where(self.question.promised, _off(self.answer.y, self.question) / _positive(self.question.limit), 0.0)
+        with np.errstate(over="ignore"):
+            return np.where(self.question.promised, _off(self.answer.y, self.question) / _positive(self.question.limit), 0.0)
 
 
 def judge(question: Question, answer: Answer | Crash, /) -> Verdict:
@@ -98,7 +99,8 @@ def judge(question: Question, answer: Answer | Crash, /) -> Verdict:
     off, promised, limit = _off(answer.y, question), question.promised, _positive(question.limit)
     if not promised.any():
         return Verdict(question, answer, "right")
-    ratio = float(np.max(off[promised] / limit[promised]))
+    with np.errstate(over="ignore"):
+        ratio = float(np.max(off[promised] / limit[promised]))
     if not np.isfinite(ratio) or np.any(off[promised] > _positive(question.tolerance.worst)[promised]):
         return Verdict(question, answer, "wrong", "", ratio)
     sigma = _positive(question.tolerance.sigma)[promised]
