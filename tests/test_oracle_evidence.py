@@ -67,3 +67,11 @@ def test_other_projects_are_judged_as_they_are_known():
         if report.conforms is not (entry.wrong is None):
             wrong.append(f"{name}: {report.sentence}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_fault_of_the_catalogue_is_of_a_kind_that_is_explained():
+    from attnspec.oracle.faults import KINDS, OTHER
+    from attnspec.oracle.faults.catalogue import CATALOGUE
+
+    assert {fault.kind for fault in CATALOGUE} <= KINDS.keys() | OTHER.keys()
+    assert len({(fault.kind, fault.says, fault.rank) for fault in CATALOGUE}) > 900

@@ -95,12 +95,12 @@ def faults(
     """List the kinds of faults that real implementations of attention had, or explain one."""
     from dataclasses import asdict
 
-    from .faults.kinds import KINDS
+    from .faults.kinds import KINDS, OTHER
 
-    if kind is not None and kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0)
+    if kind is not None and kind not in (known := KINDS | OTHER):
+        near = difflib.get_close_matches(kind, known, n=1, cutoff=0)
         raise ConfigError(f"faults: there is no kind {kind!r}; did you mean {near[0]}? `attnspec faults` lists all.")
-    chosen = list(KINDS.values()) if kind is None else [KINDS[kind]]
+    chosen = list(KINDS.values()) if kind is None else [(KINDS | OTHER)[kind]]
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in chosen]))
         return

@@ -15,7 +15,10 @@ from .verdict import Verdict
 
 def findings_of(examination: Examination, narrow: list[Verdict], outcomes: list[Outcome], /) -> list[Finding]:
     """Say what was found: what explains wrong answers first, then what else fails."""
-    explained, unexplained = diagnose(examination.verdicts)
+    failed = [outcome for outcome in outcomes if outcome.passed is False]
+    random = any(outcome.name == "same_twice" and outcome.level == "wrong" for outcome in failed)
+    wrong = [verdict for verdict in examination.verdicts if verdict.status != "right"]
+    explained, unexplained = ([], wrong) if random else diagnose(examination.verdicts)
     if examination.strained:
         fills, others = diagnose(examination.strained)
         explained += [diagnosis for diagnosis in fills if diagnosis.faults[0].kind == "mask_finite_fill"]
@@ -24,10 +27,9 @@ def findings_of(examination: Examination, narrow: list[Verdict], outcomes: list[
             examination.findings.append(Finding("large_scores", text, "warning", f"{len(examination.strained)} problems"))
     examination.faults = explained[0].faults if explained else ()
     found = [_as_meant(finding_of(diagnosis), examination.subject) for diagnosis in explained]
-    failed = [outcome for outcome in outcomes if outcome.passed is False]
-    if unexplained and not found:
+    if unexplained and sum(diagnosis.explained for diagnosis in explained) < len(wrong) / 2:
         right = [verdict for verdict in examination.verdicts if verdict.status == "right"]
-        found += _unnamed(unexplained, right, [outcome for outcome in failed if outcome.level == "wrong"])
+        found = _unnamed(unexplained, right, [outcome for outcome in failed if outcome.level == "wrong"]) + found
     if narrow:
         found.append(_narrow_finding(narrow))
     named = {finding.kind for finding in found}

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..spec.attend import Dropout, blend, gate
 from ..spec.chain import Places, compute, dropped, realise, weigh
-from ..spec.fan_out import share_keys, share_values
+from ..spec.fan_out import normalise, share_keys, share_values
 from ..spec.parameters import Parameters
 from ..spec.policy import Policy
 from ..spec.positions import Positions, linear_bias, rotate
@@ -154,6 +154,9 @@ class Problem:
 
     def _attend(self) -> tuple[Array, Array]:
         policy, queries, keys, values = self.effective_policy, self.queries, self.keys, self.values
+        if policy.normalise is not None:
+            queries = normalise(queries, None, kind=policy.normalise, epsilon=policy.epsilon)
+            keys = normalise(keys, None, kind=policy.normalise, epsilon=policy.epsilon)
         places = self.places(queries, keys)
         if policy.rotation is not None:
             queries = rotate(queries, places.positions().queries, **vars(policy.rotation))

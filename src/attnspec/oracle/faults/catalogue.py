@@ -15,6 +15,7 @@ from .rows import row_faults
 from .rules import ignored_faults
 from .scales import scale_faults
 from .softmax import softmax_faults
+from .variants import variant_faults
 from .weights import dropout_faults, weights_faults
 from .windows import window_faults
 
@@ -22,7 +23,7 @@ _FAMILIES = (
     layout_faults, routing_faults, bias_faults, packing_faults, grouping_faults, head_faults,
     scale_faults, cap_faults, position_bias_faults, softmax_faults, dropout_faults, weights_faults,
     ignored_faults, mask_faults, causal_faults, window_faults, row_faults, rotation_faults, ragged_faults, overflow_faults,
-    cache_faults,
+    cache_faults, variant_faults,
 )  # fmt: skip
 
 CATALOGUE: tuple[Fault, ...] = tuple(fault for family in _FAMILIES for fault in family())

@@ -350,3 +350,25 @@ _ALL = (
 
 KINDS = {kind.name: kind for kind in _ALL}
 """All kinds by name, in the order of families."""
+
+
+OTHER: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        _kind("variant", "operator", "A step more than was declared, which may be meant: then the policy can say so.", "any", ""),
+        _kind(
+            "activation", "projection", "Queries, keys, values or the output go through an activation.", "one token, b_v of both signs", ""
+        ),
+        _kind("large_scores", "nonfinite", "Where scores are as large as 1e5, masks and softmax lose what they should keep.", "any", ""),
+        _kind("inputs_modified", "outputs", "A call writes into its inputs.", "any", ""),
+        _kind("state", "outputs", "A call leaves something behind that changes the next one.", "two calls", ""),
+        _kind("result_dtype", "outputs", "The output does not have the dtype of the inputs.", "float32", ""),
+        _kind("bad_shape_accepted", "outputs", "Inputs that do not fit together are broadcast, not refused.", "seq_k 2 beside 1", ""),
+        _kind("crash", "isolation", "It raises an error, or ends the process.", "any", ""),
+        _kind("exit", "isolation", "It leaves the process.", "any", ""),
+        _kind("hang", "isolation", "It does not come to an end in time.", "any", ""),
+        _kind("memory", "isolation", "It takes more memory than it may.", "any", ""),
+        _kind("unknown", "operator", "It is not attention as declared, and no fault that is known explains it.", "any", ""),
+    )
+}
+"""What else a report may name: what is no fault of attention, or has not been seen in public."""

@@ -32,6 +32,7 @@ FACTORS: Mapping[str, tuple[str, Callable[..., float]]] = {
     "d_k": ("scale_missing_or_double", lambda s: float(s["d_k"])),
     "d_k ** -0.25": ("scale_missing_or_double", lambda s: s["d_k"] ** -0.25),
     "d_k ** -1.5": ("scale_missing_or_double", lambda s: s["d_k"] ** -1.5),
+    "-1/sqrt(d_k): the scores have the wrong sign": ("scale_missing_or_double", lambda s: -(s["d_k"] ** -0.5)),
     "1/d_model": ("scale_wrong_dim", lambda s: 1 / s.get("d_model", math.nan)),
     "1/sqrt(d_k - 1)": ("scale_wrong_dim", lambda s: (s["d_k"] - 1) ** -0.5 if s["d_k"] > 1 else math.nan),
     "1/sqrt(d_k + 1)": ("scale_wrong_dim", lambda s: (s["d_k"] + 1) ** -0.5),
