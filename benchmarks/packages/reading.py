@@ -20,7 +20,7 @@ from .entry import Layout
 EVEN = Heads(d_model=24, h=4)
 GROUPED = Heads(d_model=24, h=4, h_kv=2)
 FREE = Heads(d_model=24, h=4, d_k=5, d_v=3)
-ROWS = {row: Policy(empty_row=row) for row in ("zero", "nan", "uniform")}
+ROWS = {row: Policy(empty_row=row) for row in ("zero", "nan", "uniform", "any")}
 ROOM = 64
 """How many tokens a layer is built for, where it has to be told."""
 

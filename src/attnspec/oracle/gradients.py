@@ -107,7 +107,7 @@ def _problems(bench: Bench) -> Iterator[Problem]:
     if not bench.profile.causal and "square" in bench.profile.tokens:  # heads and tokens can be taken for each other
         heads = bench.profile.template.heads if bench.profile.template is not None else bench.profile.heads[0]
         yield draw(bench.profile, {"tokens": "square"}, seed=bench.seed, sizes={"seq_q": heads.h, "seq_k": heads.h})
-    if bench.profile.policy.empty_row in ("zero", "uniform"):
+    if bench.profile.policy.empty_row == "zero":  # where it is uniform, scores that a fill hides may have gradients or not
         for name, word in (("keep", "with an empty row"), ("lengths", "with an empty one")):
             choice = {"tokens": bench.profile.tokens[0], name: word}
             if bench.has(name) and word in bench.profile.factors[name] and bench.profile.allows(choice):

@@ -167,7 +167,7 @@ def cast(target: Any, precision: str, library: Library, /) -> Any:
 
 
 def _cast_keras(layer: Any, precision: str) -> Any:
-    """A layer of Keras computes in the dtype that it was made for, so it is made anew, as are the layers inside."""
+    """A layer of Keras computes in the dtype that it was made for, so it is made anew, as are the layers inside, if that can be."""
     if layer.compute_dtype == precision:
         return layer
     keras, config = sys.modules["keras"], layer.get_config()
@@ -179,6 +179,8 @@ def _cast_keras(layer: Any, precision: str) -> Any:
         made = type(layer).from_config({n: v for n, v in {**config, "dtype": precision}.items() if takes_all or n in arguments})
         if layer.built:
             _build_keras(made, layer.get_build_config(), precision)
+    except TypeError:  # it cannot be made anew from its settings, so it stays as it is, and computes in its own dtype
+        return layer
     finally:
         keras.config.set_dtype_policy(before)
     return made
