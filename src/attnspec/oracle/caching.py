@@ -14,7 +14,7 @@ from .problem import Crash
 from .report import Check, Counterexample, Finding, Report
 from .rounding import ROUNDINGS
 from .run import conclude
-from .verdict import Verdict, ask, judge
+from .verdict import Verdict, ask, judge, settled
 
 _SMALL = ((1,), (1, 1), (2,), (2, 1), (1, 2), (1, 1, 1), (2, 2), (2, 1, 1), (3, 1, 1), (1, 4, 1, 1), (3, 1, 1, 2))
 """Streams to look for the smallest counterexample in."""
@@ -27,6 +27,7 @@ def examine_decoder(examination: Examination, decoder: Decoder, /) -> Report:
     for index, (calls, precision) in enumerate(streams):
         examination.tell("streams", index, len(streams))
         examination.verdicts += put(examination, decoder, calls, precision)
+    examination.verdicts = settled(examination.verdicts)
     double = [verdict for verdict in examination.verdicts if verdict.question.precision == "float64"]
     for precision in dict.fromkeys(verdict.question.precision for verdict in examination.verdicts):
         found = [verdict for verdict in examination.verdicts if verdict.question.precision == precision]
@@ -75,7 +76,7 @@ def put(examination: Examination, decoder: Decoder, calls: Stream, precision: st
     asked = Stream(tuple(question.problem for question in questions))
     examination.problems += len(questions)
     verdicts = [judge(question, answer) for question, answer in zip(questions, decoder.answers(asked, precision=precision), strict=False)]
-    return [replace(verdict, status="right") if verdict.status == "suspect" and verdict.ratio < 2 else verdict for verdict in verdicts]
+    return [examination.forgiven(verdict) for verdict in verdicts]
 
 
 def _unnamed(verdict: Verdict, verdicts: list[Verdict]) -> Finding:

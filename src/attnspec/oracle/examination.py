@@ -130,16 +130,23 @@ class Examination:
 
     def _certain(self, verdict: Verdict) -> Verdict:
         """Make up the mind about an answer: allow for rougher ways to compute, then ask again with other numbers."""
+        verdict = self.forgiven(verdict)
         question = verdict.question
-        if verdict.status != "right" and verdict.ratio < ROUGH and self.inside == ROUNDINGS["float64"]:
-            rougher = judge(ask(question.problem, precision=question.precision, roundings=LENIENT[question.precision]), verdict.answer)
-            if rougher.status == "right":
-                self.rough.add(question.precision)
-                return rougher
         if verdict.status != "suspect":
             return verdict
         again = [self._jittered(question, index) for index in range(RETRIES)]
         return replace(verdict, status="wrong" if sum(v.status != "right" for v in again) > RETRIES // 2 else "right")
+
+    def forgiven(self, verdict: Verdict, /) -> Verdict:
+        """Allow for rougher ways to compute, where that explains an answer."""
+        question = verdict.question
+        if verdict.status == "right" or not verdict.ratio < ROUGH or self.inside != ROUNDINGS["float64"]:
+            return verdict
+        rougher = judge(ask(question.problem, precision=question.precision, roundings=LENIENT[question.precision]), verdict.answer)
+        if rougher.status != "right":
+            return verdict
+        self.rough.add(question.precision)
+        return rougher
 
     def _jittered(self, question: Question, index: int) -> Verdict:
         rng = np.random.default_rng([question.problem.seed, index])

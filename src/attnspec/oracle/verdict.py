@@ -1,6 +1,6 @@
 """A verdict on one answer: within what rounding explains, beyond it, or in between."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -106,6 +106,13 @@ def judge(question: Question, answer: Answer | Crash, /) -> Verdict:
     sigma = _positive(question.tolerance.sigma)[promised]
     diffuse = promised.sum() >= 30 and np.sqrt(np.mean(np.square(off[promised] / sigma))) > DIFFUSE
     return Verdict(question, answer, "suspect" if ratio > 1 or diffuse else "right", "", ratio)
+
+
+def settled(verdicts: list[Verdict], /) -> list[Verdict]:
+    """Make up the mind about suspect answers: right code gives few of them, and each was asked with numbers of its own."""
+    suspect = sum(verdict.status == "suspect" for verdict in verdicts)
+    status: Status = "wrong" if suspect > len(verdicts) / 2 else "right"
+    return [replace(verdict, status=status) if verdict.status == "suspect" else verdict for verdict in verdicts]
 
 
 def reproduces(question: Question, theirs: Answer | Crash, mine: Answer, /) -> bool:
