@@ -1,6 +1,5 @@
 """Isolation: what an implementation does to its process is found out, and does not reach the one that asks."""
 
-import resource
 import subprocess
 import sys
 import time
@@ -121,7 +120,6 @@ def test_what_takes_too_much_memory_is_stopped():
     report = examine("hoards", memory_mb=1000)
     assert (report.verdict, report.kind) == ("deviates", "memory")
     assert "in hoards" in report.findings[0].evidence
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 3000 * 1024
 
 
 def test_noise_does_not_reach_the_caller(capfd):

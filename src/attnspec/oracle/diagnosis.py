@@ -69,9 +69,10 @@ def diagnose(verdicts: Sequence[Verdict], /, *, seconds: float = 8.0) -> tuple[l
     return _merged(found), [*unexplained, *left]
 
 
-def _plainness(verdict: Verdict) -> tuple[int, float, int]:
+def _plainness(verdict: Verdict) -> tuple[int, bool, float, int]:
+    """How plain a problem is; one query alone comes late, since much cannot be seen in it."""
     problem = verdict.question.problem
-    return len(problem.options), problem.spread, problem.keys.size
+    return len(problem.options), problem.sizes["seq_q"] == 1, problem.spread, problem.keys.size
 
 
 def _merged(found: list[Diagnosis]) -> list[Diagnosis]:

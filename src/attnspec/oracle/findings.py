@@ -27,7 +27,7 @@ def findings_of(examination: Examination, narrow: list[Verdict], outcomes: list[
             examination.findings.append(Finding("large_scores", text, "warning", f"{len(examination.strained)} problems"))
     examination.faults = explained[0].faults if explained else ()
     found = [_as_meant(finding_of(diagnosis), examination.subject) for diagnosis in explained]
-    if unexplained and sum(diagnosis.explained for diagnosis in explained) < len(wrong) / 4:
+    if unexplained and sum(diagnosis.explained for diagnosis in explained) <= len(wrong) / 4:
         right = [verdict for verdict in examination.verdicts if verdict.status == "right"]
         found = _unnamed(unexplained, right, [outcome for outcome in failed if outcome.level == "wrong"]) + found
     if narrow:
