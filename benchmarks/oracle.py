@@ -68,6 +68,9 @@ def faults(wanted: Iterable[str]) -> None:
         for part in (wrong if not (found and named) else None, right if right["verdict"] != "conforms" else None):
             if part:
                 print(f"    {part['verdict']} {part['kind']}: {part['sentence'][:250]}")
+    if wanted:  # those that were asked again take the place of what they were
+        before = json.loads(RESULTS.read_text())["faults"]["cases"] if RESULTS.exists() else []
+        rows = list({row["fault"]: row for row in [*before, *rows]}.values())
     found = [row for row in rows if row["wrong"]["verdict"] == "deviates"]
     named = [row for row in found if row["wrong"]["kind"] == row["kind"]]
     summary = {
@@ -78,8 +81,7 @@ def faults(wanted: Iterable[str]) -> None:
         "most_seconds": max(max(row["wrong"]["seconds"], row["right"]["seconds"]) for row in rows),
     }  # fmt: skip
     print(summary)
-    if not wanted:
-        keep("faults", {**summary, "cases": rows})
+    keep("faults", {**summary, "cases": rows})
 
 
 def packages(rest: list[str]) -> None:
@@ -103,6 +105,9 @@ def packages(rest: list[str]) -> None:
         )
         if not (good and named):
             print(f"    known: {entry.wrong}; {found['verdict']} {found['kind']}: {found['sentence'][:250]}")
+    if only:  # those that were asked again take the place of what they were
+        before = json.loads(RESULTS.read_text())["packages"]["cases"] if RESULTS.exists() else []
+        rows = list({row["name"]: row for row in [*before, *rows]}.values())
     right, wrong = ([row for row in rows if (row["known"] is None) is is_right] for is_right in (True, False))
     summary = {
         "right": len(right), "false_alarms": sum(row["verdict"] == "deviates" for row in right),
@@ -112,8 +117,7 @@ def packages(rest: list[str]) -> None:
         "named": sum(not row["known"] or row["kind"] in row["known"].split() for row in wrong if row["verdict"] == "deviates"),
     }  # fmt: skip
     print(summary)
-    if not only:
-        keep("packages", {**summary, "cases": rows})
+    keep("packages", {**summary, "cases": rows})
 
 
 def textbook(queries: Any, keys: Any, values: Any, *, defect: str = "", size: float = 0.0) -> Any:
