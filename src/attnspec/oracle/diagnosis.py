@@ -56,17 +56,25 @@ def diagnose(verdicts: Sequence[Verdict], /, *, seconds: float = 8.0) -> tuple[l
     right = [verdict for verdict in verdicts if verdict.status == "right"]
     found: list[Diagnosis] = []
     unexplained: list[Verdict] = []
-    count, end = len(left), time.monotonic() + seconds
-    while left and (not unexplained or time.monotonic() < end):
+    count, end, last = len(left), time.monotonic() + seconds, time.monotonic() + 2 * seconds
+    while left and time.monotonic() < last:
         best = _best(left, right, [diagnosis.faults for diagnosis in found], end)
-        if best is None:
-            unexplained.append(left.pop(0))
+        if best is None:  # no more pairs, and no other answer to the like, but single faults may explain the rest
+            end, alike = 0.0, _likeness(left[0])
+            unexplained += [verdict for verdict in left if _likeness(verdict) == alike]
+            left = [verdict for verdict in left if _likeness(verdict) != alike]
             continue
         faults, explained = best
         condition = _condition(explained, [verdict for verdict in right if _alters(faults, verdict)])
         found.append(Diagnosis(faults, condition, len(explained), count))
         left = [verdict for verdict in left if verdict not in explained]
     return _merged(found), [*unexplained, *left]
+
+
+def _likeness(verdict: Verdict) -> tuple[frozenset[str], int, int]:
+    """Problems that are alike: those that ask for the same, of as many tokens."""
+    problem = verdict.question.problem
+    return frozenset(problem.options), problem.sizes["seq_q"], problem.sizes["seq_k"]
 
 
 def _plainness(verdict: Verdict) -> tuple[int, bool, float, int]:
