@@ -21,8 +21,15 @@ def _holds(problem: Problem) -> bool:
 
 
 def _both(change: Callable[..., Array]) -> Callable[[Problem], Problem]:
-    """Change keys and values alike, as they lie in the cache."""
-    return lambda p: replace(p, keys=change(p.keys, p), values=change(p.values, p))
+    """Change keys and values alike, as they lie in the cache; if there are fewer then, the new tokens are still the last of them."""
+
+    def changed(problem: Problem) -> Problem:
+        keys, values = change(problem.keys, problem), change(problem.values, problem)
+        fewer = keys.shape[-2] < problem.keys.shape[-2] and not {"keep", "padding", "bias"} & set(problem.options)
+        history = (keys.shape[-2] - problem.sizes["seq_q"],) if fewer else problem.history
+        return replace(problem, keys=keys, values=values, history=history)
+
+    return changed
 
 
 def _of_past(change: Callable[..., Array]) -> Callable[..., Array]:
