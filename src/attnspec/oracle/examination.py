@@ -22,6 +22,8 @@ Progress = Callable[[str, int, int], None]
 SEEDS = {"quick": 1, "default": 2, "thorough": 12}
 SPREADS = (1.0, 8.0)
 RETRIES = 4
+LONG, FEW = 131, 5
+"""As many keys as show what happens behind a tile of 128, and the queries beside them."""
 ROUGH = 50.0
 """Answers that are off by at most so many tolerances may come from a rougher way to compute."""
 _MASKS = ("keep", "padding", "lengths")
@@ -175,9 +177,23 @@ class Examination:
             self.verdicts += self.put(drawn[index : index + 20], "float64")
         self._detect_precision()
         if all(verdict.status == "right" for verdict in self.verdicts):
+            self._lengthen()
+        if all(verdict.status == "right" for verdict in self.verdicts):
             self._strain()
         wrong = sum(verdict.status != "right" for verdict in self.verdicts)
         self.checks.append(Check("values, float64", wrong == 0, counted(self.verdicts)))
+
+    def _lengthen(self) -> None:
+        """Put a few long problems, since kernels take keys in tiles; what takes only so many tokens may refuse them."""
+        first = self.profile.tokens[0]
+        wanted: list[Choice] = [{"tokens": first}, *({"tokens": first, name: "on"} for name in ("causal",) if name in self.profile.options)]
+        for choice in [] if self.is_slow else wanted:
+            lengths = {"seq_q": LONG if first in ("self", "square") else FEW, "seq_k": LONG}
+            found = self.put([draw(self.profile, choice, seed=self.seed, sizes=lengths)], "float64")
+            if isinstance(found[0].answer, Crash):
+                self.findings.append(Finding("refused", f"It does not take {LONG} tokens ({found[0].answer.error}).", "note"))
+            else:
+                self.verdicts += found
 
     def _strain(self) -> None:
         """Put scores that are large, so that a finite fill of dropped keys is beaten by true scores."""

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from einops import rearrange
 
+from ...spec.fan_in import concatenate, mix
+from ...spec.fan_out import project_keys, project_queries, project_values
 from ..problem import Answer, Array, Problem
 from .fault import Fault
 
@@ -86,10 +88,17 @@ def _without_masks(problem: Problem) -> dict[str, Any]:
     return {name: value for name, value in problem.options.items() if name not in lost}
 
 
-def _over_heads(problem: Problem) -> dict[str, Any]:
-    """Let each token attend over its own heads."""
-    turned = projected(lambda heads: heads.swapaxes(1, 2))(problem)
-    return {**turned, "concatenate": lambda step, blended: step(blended.swapaxes(1, 2))}
+def _over_heads(problem: Problem) -> Answer | None:
+    """Let each token of a layer attend over its own heads."""
+    parameters = problem.parameters
+    if parameters is None or parameters.heads.h != parameters.heads.h_kv:
+        return None
+    queries = project_queries(problem.queries, parameters.w_q, parameters.b_q)
+    keys = project_keys(problem.keys, parameters.w_k, parameters.b_k)
+    values = project_values(problem.values, parameters.w_v, parameters.b_v)
+    heads = replace(problem, queries=queries, keys=keys, values=values, parameters=None)
+    found = _swapped(1, 2)(heads)
+    return None if found is None else Answer(mix(concatenate(found.y), parameters.w_o, parameters.b_o))
 
 
 def _joint_softmax(_: Any, scores: Array, *__: Any, **___: Any) -> Any:
@@ -150,7 +159,7 @@ def _axis_faults() -> Iterator[Fault]:
     yield Fault("batch_axis_mixup", "it attends along the batch, sample to sample, not along the sequence", answer=_across_batch)
     text = "each token attends over its own heads: heads and sequence are exchanged"
     yield Fault("head_seq_axis_swap", text, answer=_swapped(1, 2), applies=lambda p: not p.is_layer)
-    yield Fault("head_seq_axis_swap", text, steps=_over_heads, applies=lambda p: p.is_layer and p.sizes["seq_q"] == p.sizes["seq_k"])
+    yield Fault("head_seq_axis_swap", text, answer=_over_heads, applies=lambda p: p.is_layer and p.sizes["seq_q"] == p.sizes["seq_k"])
     yield Fault("heads_not_separated", "one softmax runs over the keys of all heads together", steps=lambda _: {"softmax": _joint_softmax})
     for name, factor in (("1/sqrt(d_k)", "d_k"), ("1/sqrt(h * d_k)", "width"), ("1", "")):
         yield Fault(

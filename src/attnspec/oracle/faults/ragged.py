@@ -18,8 +18,6 @@ def ragged_faults() -> Iterator[Fault]:
         ("the first document is one with that behind it", lambda c: np.delete(c, 1) if len(c) > 2 else c),
     ):
         yield Fault(kind, text, change=lambda p, f=move: p.change(cumulative=f(p.options["cumulative"])), applies=packed)
-    plain = {"count_in_documents": lambda _, __, documents: np.arange(documents.shape[1])[None]}
-    yield Fault(kind, "positions go on from one document to the next", steps=lambda _: plain, applies=packed)
     text = "the samples behind the first get zeros, as if they had no keys"
     yield Fault(kind, text, after=_only_first, applies=lambda p: p.sizes["batch"] > 1)
     text = "the documents of the first sample are used for all"
