@@ -565,7 +565,7 @@ class TestOthers:
             *({flag: True} for flag in ("laser", "l2_distance", "inverted_attention", "on_attn", "value_rmsnorm", "head_learned_sink")),
             {"sparse_topk": 2}, {"num_mem_kv": 1}, {"custom_attn_fn": torch.sigmoid}, {"rotate_num_heads": 2}, {"dim_out": 5},
         ],
-        ids=str,
+        ids=lambda more: next(iter(more)),
     )  # fmt: skip
     def test_x_transformers_that_does_more_is_not_known(self, more, x_transformers):
         assert known(x_transformers(12, dim_head=4, heads=6, **more)) is None
