@@ -1,0 +1,1 @@
+"""What builds the documentation, as extensions of Python-Markdown and of Griffe; not part of the package that people install."""
