@@ -33,7 +33,7 @@ def mathml(formula: str, /, *, display: bool) -> str:
 
 
 class _Formulas(Postprocessor):
-    """Replaces what arithmatex has marked; it leaves the delimiters on: `\\(` or `\\[`."""
+    """Replaces what arithmatex has marked, with the delimiters that it leaves on."""
 
     def run(self, text: str) -> str:
         def converted(match: re.Match[str]) -> str:

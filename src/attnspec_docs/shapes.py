@@ -1,10 +1,11 @@
-"""A Griffe extension: under each function of the specification stand the axes of its arguments, its laws, and links to the sources that it names."""
+"""A Griffe extension: each function of the specification shows its axes, its laws, and links to the sources that it names."""
 
 import ast
 from collections.abc import Iterator
 from typing import Any
 
 import griffe
+
 from attnspec.axes import Axis, parse
 from attnspec.bookkeeping.glossary import GLOSSARY
 
@@ -29,7 +30,7 @@ def axes_in(expression: Any, /) -> Iterator[Axis]:
     match expression:
         case griffe.ExprSubscript(left=griffe.ExprName(name=kind), slice=griffe.ExprTuple(elements=[_, text])) if kind in _ARRAYS:
             if not isinstance(text, str):
-                raise ValueError(f"the shape {text} in {expression} is no string; write it with a leading blank.")
+                raise ValueError(f"the shape {text} in {expression} is no string; write it with a leading blank.")  # noqa: TRY004
             yield from parse(ast.literal_eval(text))
         case griffe.Expr():
             for child in expression.iterate(flat=False):
@@ -78,10 +79,6 @@ class Shapes(griffe.Extension):
         for user, annotation in [*annotations, ("result", func.returns)]:
             for axis in axes_in(annotation):
                 if axis.text:
-                    users.setdefault(axis.text, {})[user + (" (or size 1)" if axis.broadcast else "")] = None
-        rows = [f"| {axis_link(axis)} | {', '.join(f'`{user}`' for user in who)} |" for axis, who in users.items()]
-        return (
-            "\n".join(["**Axes**", "", "| axis | shared by |", "|---|---|", *rows]).replace(" (or size 1)`", "` (or size 1)")
-            if rows
-            else ""
-        )
+                    users.setdefault(axis.text, {})[f"`{user}`" + " (or size 1)" * axis.broadcast] = None
+        rows = [f"| {axis_link(axis)} | {', '.join(who)} |" for axis, who in users.items()]
+        return "\n".join(["**Axes**", "", "| axis | shared by |", "|---|---|", *rows]) if rows else ""

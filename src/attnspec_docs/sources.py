@@ -50,7 +50,8 @@ SOURCES = (
     Source(
         "Henry et al.",
         2020,
-        "A. Henry, P. R. Dachapally, S. Pawar, Y. Chen: *Query-key normalization for transformers*. Findings of EMNLP 2020, arXiv:2010.04245.",
+        "A. Henry, P. R. Dachapally, S. Pawar, Y. Chen: *Query-key normalization for transformers*. Findings of EMNLP 2020, "
+        "arXiv:2010.04245.",
     ),
     Source(
         "Michel, Levy and Neubig",
@@ -60,14 +61,14 @@ SOURCES = (
     Source(
         "Press et al.",
         2022,
-        "O. Press, N. A. Smith, M. Lewis: *Train short, test long: attention with linear biases enables input length extrapolation*. ICLR 2022, "
-        "arXiv:2108.12409.",
+        "O. Press, N. A. Smith, M. Lewis: *Train short, test long: attention with linear biases enables input length extrapolation*. "
+        "ICLR 2022, arXiv:2108.12409.",
     ),
     Source(
         "Raffel et al.",
         2020,
-        "C. Raffel, N. Shazeer, A. Roberts, K. Lee, S. Narang, M. Matena, Y. Zhou, W. Li, P. J. Liu: *Exploring the limits of transfer learning "
-        "with a unified text-to-text transformer*. JMLR 21 (140), arXiv:1910.10683.",
+        "C. Raffel, N. Shazeer, A. Roberts, K. Lee, S. Narang, M. Matena, Y. Zhou, W. Li, P. J. Liu: *Exploring the limits of transfer "
+        "learning with a unified text-to-text transformer*. JMLR 21 (140), arXiv:1910.10683.",
     ),
     Source(
         "Srivastava et al.",
@@ -78,13 +79,14 @@ SOURCES = (
     Source(
         "Su et al.",
         2021,
-        "J. Su, Y. Lu, S. Pan, A. Murtadha, B. Wen, Y. Liu: *RoFormer: enhanced transformer with rotary position embedding*. arXiv:2104.09864.",
+        "J. Su, Y. Lu, S. Pan, A. Murtadha, B. Wen, Y. Liu: *RoFormer: enhanced transformer with rotary position embedding*. "
+        "arXiv:2104.09864.",
     ),
     Source(
         "Vaswani et al.",
         2017,
-        "A. Vaswani, N. Shazeer, N. Parmar, J. Uszkoreit, L. Jones, A. N. Gomez, Ł. Kaiser, I. Polosukhin: *Attention is all you need*. NeurIPS "
-        "2017, arXiv:1706.03762.",
+        "A. Vaswani, N. Shazeer, N. Parmar, J. Uszkoreit, L. Jones, A. N. Gomez, Ł. Kaiser, I. Polosukhin: *Attention is all you need*. "
+        "NeurIPS 2017, arXiv:1706.03762.",
     ),
     Source("Zhang and Sennrich", 2019, "B. Zhang, R. Sennrich: *Root mean square layer normalization*. NeurIPS 2019, arXiv:1910.07467."),
 )
@@ -113,7 +115,7 @@ def cited_in(text: str, /) -> list[Source]:
 def linked(text: str, /) -> str:
     """Turn the names of publications into references to the page of sources."""
     for source in cited_in(text):
-        text = source.pattern.sub(lambda match, to=source.anchor: f"[{match[0]}][{to}]", text)
+        text = source.pattern.sub(rf"[\g<0>][{source.anchor}]", text)
     return text
 
 

@@ -4,7 +4,7 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -12,7 +12,7 @@ import attnspec
 from attnspec.axes import evaluate, shapes_of
 from attnspec.bookkeeping.figures import chain_figure, colour_of, step_figure
 from attnspec.bookkeeping.glossary import GLOSSARY
-from attnspec.bookkeeping.ledger import OPTIONAL, outline_run
+from attnspec.bookkeeping.ledger import OPTIONAL, Ledger, Line, outline_run
 from attnspec.bookkeeping.proof import prove
 from attnspec.step import Step, function_of, step_of
 
@@ -57,7 +57,7 @@ def _axis(text: str, *, broadcast: bool = False) -> str:
 
 def _sizes(name: str, label: str, at: Mapping[str, int]) -> str:
     shape = shapes_of(function_of(name, "sizes"))[label][0]
-    return " × ".join(f"{evaluate(axis.text, at):,}" for axis in shape.axes)
+    return _times(evaluate(axis.text, at) for axis in shape.axes)
 
 
 @block
@@ -117,10 +117,8 @@ def latex_of(expression: str, /) -> str:
 def _cost(info: Step) -> str:
     if info.multiply_adds == "0":
         return "**Cost**: no matrix product; work in proportion to the elements of the result."
-    return (
-        rf"**Cost**: \( {latex_of(info.multiply_adds)} \) multiply-adds, `{info.multiply_adds}`; {evaluate(info.multiply_adds, SIZES):,} for "
-        "the example."
-    )
+    example = evaluate(info.multiply_adds, SIZES)
+    return rf"**Cost**: \( {latex_of(info.multiply_adds)} \) multiply-adds, `{info.multiply_adds}`; {example:,} for the example."
 
 
 def _sources(function: Any) -> list[str]:
@@ -147,9 +145,8 @@ def glossary() -> str:
     """Every axis: its symbol, its meaning, and which steps have it."""
     users: dict[str, list[str]] = {name: [] for name in GLOSSARY}
     for name in all_steps():
-        for axis in dict.fromkeys(
-            word for shapes in shapes_of(function_of(name, "glossary")).values() for axis in shapes[0].axes for word in axis.names
-        ):
+        shapes = [found[0] for found in shapes_of(function_of(name, "glossary")).values()]
+        for axis in dict.fromkeys(axis for shape in shapes for found in shape.axes for axis in found.names):
             if axis not in users:
                 raise ValueError(f"{name}: the axis {axis!r} has no entry in attnspec.bookkeeping.glossary.")
             users[axis].append(name)
@@ -189,22 +186,27 @@ def _symbols(shape: tuple[Any, ...]) -> str:
 @block
 def ledger(**sizes: str) -> str:
     """What each step gives at given sizes and what it costs: `[[ledger d_model=512 h=8 batch=2 seq=6]]`."""
-    numbers = {name: int(size) for name, size in sizes.items()}
-    given = {name: numbers.pop(name) for name in ("batch", "seq", "seq_k") if name in numbers}
-    books = attnspec.ledger(attnspec.Heads(**numbers), **given)
+    given: dict[str, Any] = {name: int(size) for name, size in sizes.items()}
+    layer = {name: size for name, size in given.items() if name not in {"batch", "seq", "seq_k"}}
+    books = attnspec.ledger(attnspec.Heads(**layer), **{name: size for name, size in given.items() if name not in layer})
+    head = ["| step | what it gives | size | parameters | multiply-adds | bytes |", "|---|---|---|---:|---:|---:|"]
     rows = [
-        f"| [`{line.step}`][attnspec.{line.step}] | {' '.join(map(_axis, line.result.axes))} | "
-        f"{' × '.join(f'{size:,}' for size in line.result.shape)} | {_count(line.parameters)} | {_count(line.multiply_adds)} | {line.bytes:,} |"
+        f"| {_link(line.step)} | {' '.join(map(_axis, line.result.axes))} | {_times(line.result.shape)} | {_costs(line)} |"
         for line in books.lines
     ]
-    totals = f"| **together** | | | {_count(books.parameters)} | {_count(books.multiply_adds)} | {books.bytes:,} |"
-    return "\n".join(
-        ["| step | what it gives | size | parameters | multiply-adds | bytes |", "|---|---|---|---:|---:|---:|", *rows, totals]
-    )
+    return "\n".join([*head, *rows, f"| **together** | | | {_costs(books)} |"])
 
 
-def _count(number: int) -> str:
-    return f"{number:,}" if number else ""
+def _link(name: str) -> str:
+    return f"[`{name}`][attnspec.{name}]"
+
+
+def _times(shape: Iterable[int]) -> str:
+    return " × ".join(f"{size:,}" for size in shape)
+
+
+def _costs(books: Line | Ledger) -> str:
+    return " | ".join(f"{number:,}" if number else "" for number in (books.parameters, books.multiply_adds, books.bytes))
 
 
 @block

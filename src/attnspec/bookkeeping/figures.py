@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
@@ -63,12 +63,25 @@ def _text(x: float, y: float, words: str, *, fill: str = _INK, anchor: str = "mi
     return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" style="fill:{fill}"{weight}{turned}>{escape(words)}</text>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 2) -> str:
-    return f'<line x1="{x1:.0f}" y1="{y1:.0f}" x2="{x2:.0f}" y2="{y2:.0f}" style="stroke:{colour};stroke-width:{width:g}"/>'
+def _line(start: tuple[float, float], end: tuple[float, float], colour: str, width: float = 1.2) -> str:
+    (x1, y1), (x2, y2) = start, end
+    place = f'x1="{x1:.0f}" y1="{y1:.0f}" x2="{x2:.0f}" y2="{y2:.0f}"'
+    return f'<line {place} style="stroke:{colour};stroke-width:{width:g}"/>'
 
 
-def _box(x: float, y: float, width: float, height: float, *, fill: str = _PAPER, stroke: str = _DIM) -> str:
-    return f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}" rx="2" style="fill:{fill};stroke:{stroke};stroke-width:1"/>'
+def _box(x: float, y: float, width: float, height: float) -> str:
+    place = f'x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}"'
+    return f'<rect {place} rx="2" style="fill:{_PAPER};stroke:{_DIM};stroke-width:1"/>'
+
+
+def _top(x: float, y: float, length: float, axis: str) -> str:
+    """An axis that runs to the right."""
+    return _line((x, y), (x + length, y), colour_of(axis), 3)
+
+
+def _side(x: float, y: float, length: float, axis: str) -> str:
+    """An axis that runs down."""
+    return _line((x, y), (x, y + length), colour_of(axis), 3)
 
 
 def _said(axis: Axis) -> str:
@@ -84,10 +97,10 @@ def _array(name: str, shape: Shape) -> _Piece:
     room = max(across + 22, 7 * max(len(_said(last)), len(name)) + 8)
     left, top = (room - across) / 2 + 6, 20 + stacked * _CARD
     cards = [_box(left + step * _CARD, top - step * _CARD, across, down) for step in range(stacked, -1, -1)]
-    svg = [*cards, _line(left, top, left + across, top, colour_of(last.text), 3)]
+    svg = [*cards, _top(left, top, across, last.text)]
     svg.append(_text(left + across / 2, top - stacked * _CARD - 7, _said(last), fill=colour_of(last.text)))
     if rows:
-        svg += [_line(left, top, left, top + down, colour_of(rows.text), 3)]
+        svg += [_side(left, top, down, rows.text)]
         svg.append(_text(left - 6, top + down / 2, _said(rows), fill=colour_of(rows.text), turn=True))
     svg.append(_text(left + across / 2, top + down + 17, name, bold=True))
     bottom = top + down + 17
@@ -110,7 +123,7 @@ def _beside(pieces: Iterable[_Piece]) -> _Piece:
 def _arrow(label: str) -> _Piece:
     width = 7 * len(label) + 24
     head = f'<path d="M{width - 6} 26 l-8 -5 v10 z" style="fill:{_INK}"/>'
-    return _Piece(_text(width / 2, 14, label, bold=True) + _line(6, 26, width - 10, 26, _INK, 1.5) + head, width, 52)
+    return _Piece(_text(width / 2, 14, label, bold=True) + _line((6, 26), (width - 10, 26), _INK) + head, width, 52)
 
 
 def _svg(piece: _Piece, title: str, description: str) -> str:
@@ -155,9 +168,11 @@ def step_figure(name: str, /) -> str:
     return _svg(_beside(pieces), f"The shapes of {name}", f"{name} takes {taken} and gives ({result}).")
 
 
-_LANES = 4
+_LANES = {0: "head 1", 1: "head 2", 2: "…", 3: "head h"}
 _LANE = 132
 _LEFT = 96
+_WIDTH = len(_LANES) * _LANE - 12
+_MIDDLE = _LEFT + _WIDTH / 2
 
 
 def chain_figure() -> str:
@@ -166,82 +181,74 @@ def chain_figure() -> str:
     Returns:
         The picture as SVG; a few heads stand for all of them.
     """
-    parts = [_rail(), *(_lane(lane) for lane in range(_LANES)), _fan_in()]
+    parts = [_stages(), _wide("x", 22, "x"), *map(_head, _LANES), _slots(), _wide("y", 592, "return")]
     text = (
         "One x is projected to queries, keys and values of each head; each head scores, scales, masks and blends by itself; "
         "what they found is concatenated and mixed to one y."
     )
-    return _svg(_Piece("".join(parts), _LEFT + _LANES * _LANE + 20, 640), "The chain of multi-head attention", text)
+    return _svg(_Piece("".join(parts), _LEFT + _WIDTH + 20, 640), "The chain of multi-head attention", text)
 
 
-def _rail() -> str:
-    """What stands once, for all heads: the stages, the input, and the lines from it."""
-    x, width = _LEFT, _LANES * _LANE - 12
-    middle = x + width / 2
-    marks = [
-        _text(8, y, words, fill=_DIM, anchor="start", bold=True)
-        for y, words in ((36, "input"), (124, "fan out"), (262, "attend"), (520, "fan in"), (612, "output"))
-    ]
-    bands = [
-        f'<line x1="8" y1="{y}" x2="{x + width}" y2="{y}" style="stroke:{_DIM};stroke-width:1;stroke-dasharray:2 4"/>'
-        for y in (88, 196, 448)
-    ]
-    box = _box(x, 22, width, 22) + _line(x, 22, x + width, 22, colour_of("d_model"), 3) + _text(middle, 37, "x", bold=True)
-    label = _text(x + width, 16, _axes("x", multi_head_attention), anchor="end")
-    fan = [_line(middle, 44, _LEFT + lane * _LANE + 60, 100, colour_of("h"), 1.5) for lane in range(_LANES)]
-    return "".join([*marks, *bands, box, label, *fan])
+def _stages() -> str:
+    """What stands beside: the stages, and the borders between them."""
+    words = {36: "input", 124: "fan out", 262: "attend", 520: "fan in", 607: "output"}
+    names = [_text(8, y, word, fill=_DIM, anchor="start", bold=True) for y, word in words.items()]
+    return "".join([*names, *(_line((8, y), (_LEFT + _WIDTH, y), _DIM, 0.5) for y in (84, 196, 450, 574))])
 
 
-def _axes(label: str, function: object) -> str:
-    return f"{shapes_of(function)[label][0]}"  # type: ignore[arg-type]
+def _wide(name: str, y: int, label: str) -> str:
+    """An array of the residual stream, which stands once for all heads."""
+    axes = str(shapes_of(multi_head_attention)[label][0])
+    bar = _box(_LEFT, y, _WIDTH, 22) + _top(_LEFT, y, _WIDTH, "d_model") + _text(_MIDDLE, y + 15, name, bold=True)
+    return bar + _text(_LEFT + _WIDTH, y + 38 if label == "return" else y - 6, axes, anchor="end")
 
 
-def _lane(lane: int) -> str:
+def _head(lane: int) -> str:
     """One head from its projections to what it found."""
-    left = _LEFT + lane * _LANE
-    middle = left + 60
-    ends = {0: "head 1", _LANES - 1: "head h"}
-    title = _text(middle, 114, ends.get(lane, "head 2" if lane == 1 else "…"), fill=colour_of("h"), bold=True)
-    tokens = []
-    for index, (letter, axis) in enumerate((("Q", "d_k"), ("K", "d_k"), ("V", "d_v"))):
-        x = left + 6 + index * 38
-        rows = "seq_q" if letter == "Q" else "seq_k"
-        tokens += [_box(x, 128, 30, 40), _line(x, 128, x + 30, 128, colour_of(axis), 3), _line(x, 128, x, 168, colour_of(rows), 3)]
-        tokens += [_text(x + 15, 152, letter, bold=True), _text(x + 15, 183, axis, fill=colour_of(axis))]
-    flow = [_line(middle - 18, 188, middle - 4, 212, _DIM, 1.2), _line(left + 97, 188, left + 97, 388, _DIM, 1.2)]
-    for y, name in ((214, "scores"), (306, "weights")):
-        flow += [_box(middle - 38, y, 56, 44), _line(middle - 38, y, middle + 18, y, colour_of("seq_k"), 3)]
-        flow += [_line(middle - 38, y, middle - 38, y + 44, colour_of("seq_q"), 3), _text(middle - 10, y + 27, name, bold=True)]
-    flow += [
-        _text(middle - 10, 276, "scale, mask,", fill=_DIM),
-        _text(middle - 10, 290, "softmax", fill=_DIM),
-        _line(middle - 10, 293, middle - 10, 304, _DIM, 1.2),
-    ]
-    flow += [_line(middle - 10, 258, middle - 10, 265, _DIM, 1.2), _line(middle - 10, 352, middle - 10, 388, _DIM, 1.2)]
-    found = [_box(middle - 38, 390, 76, 40), _line(middle - 38, 390, middle + 38, 390, colour_of("d_v"), 3)]
-    found += [_line(middle - 38, 390, middle - 38, 430, colour_of("seq_q"), 3), _text(middle, 414, "blended", bold=True)]
-    return "".join([title, *tokens, *flow, *found])
-
-
-def _fan_in() -> str:
-    """The slots of the heads beside each other, mixed to the output."""
-    width = _LANES * _LANE - 12
-    slot = width / _LANES
-    parts = []
-    for lane in range(_LANES):
-        x = _LEFT + lane * slot
-        parts += [_line(_LEFT + lane * _LANE + 60, 430, x + slot / 2, 480, colour_of("h"), 1.5), _box(x, 482, slot, 26)]
-        parts += [
-            _line(x, 482, x + slot, 482, colour_of("d_v"), 3),
-            _text(x + slot / 2, 499, f"slot {lane + 1}" if lane < 2 else "…" if lane < _LANES - 1 else "slot h"),
-        ]
-    middle = _LEFT + width / 2
-    parts += [_text(_LEFT + width, 524, "concatenated: " + _axes("return", function_of("concatenate", "chain_figure")), anchor="end")]
-    parts += [_line(middle, 508, middle, 590, _INK, 1.5), _text(middle + 8, 560, "mix with w_o", anchor="start", bold=True)]
+    left, middle = _LEFT + lane * _LANE, _LEFT + lane * _LANE + 60
+    parts = [_line((_MIDDLE, 44), (middle, 100), colour_of("h"), 1.5), _text(middle, 114, _LANES[lane], fill=colour_of("h"), bold=True)]
+    for x, name, step in ((left + 6, "Q", "project_queries"), (left + 44, "K", "project_keys"), (left + 82, "V", "project_values")):
+        width = _result(step).axes[-1].text
+        parts += [_card(x, 128, 30, name, step), _text(x + 15, 183, width, fill=colour_of(width))]
+    flow = left + 42
     parts += [
-        _box(_LEFT, 592, width, 22),
-        _line(_LEFT, 592, _LEFT + width, 592, colour_of("d_model"), 3),
-        _text(middle, 607, "y", bold=True),
+        _line((left + 21, 186), (flow, 212), _DIM),
+        _line((left + 59, 186), (flow, 212), _DIM),
+        _line((left + 97, 186), (left + 97, 388), _DIM),
     ]
-    parts += [_text(_LEFT + width, 630, _axes("return", multi_head_attention), anchor="end")]
+    parts += [_card(flow - 30, 214, 60, "scores", "score"), _card(flow - 30, 306, 60, "weights", "softmax")]
+    parts += [_text(flow, y, word, fill=_DIM) for y, word in ((276, "scale, mask,"), (290, "softmax"))]
+    parts += [_line((flow, top), (flow, bottom), _DIM) for top, bottom in ((254, 265), (294, 304), (346, 388))]
+    parts += [
+        _card(middle - 38, 390, 76, "blended", "blend"),
+        _line((middle, 430), (_LEFT + (lane + 0.5) * _WIDTH / 4, 480), colour_of("h"), 1.5),
+    ]
     return "".join(parts)
+
+
+def _result(step: str) -> Shape:
+    return shapes_of(function_of(step, "chain_figure"))["return"][0]
+
+
+def _card(x: float, y: float, width: float, name: str, step: str) -> str:
+    """What a step gives in one head: its last two axes."""
+    rows, columns = (axis.text for axis in _result(step).axes[-2:])
+    return _box(x, y, width, 40) + _top(x, y, width, columns) + _side(x, y, 40, rows) + _text(x + width / 2, y + 25, name, bold=True)
+
+
+def _slots() -> str:
+    """What the heads found, side by side, and how it is mixed."""
+    slot = _WIDTH / len(_LANES)
+    parts = []
+    for lane, name in _LANES.items():
+        x = _LEFT + lane * slot
+        parts += [
+            _box(x, 482, slot, 26),
+            _top(x, 482, slot, _result("blend").axes[-1].text),
+            _text(x + slot / 2, 499, name.replace("head", "slot")),
+        ]
+    parts += [
+        _text(_LEFT + _WIDTH, 524, f"concatenated: {_result('concatenate')}", anchor="end"),
+        _line((_MIDDLE, 508), (_MIDDLE, 590), _INK),
+    ]
+    return "".join([*parts, _text(_MIDDLE + 8, 556, "mix with w_o", anchor="start", bold=True)])
