@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
-from attnspec.bookkeeping.figures import chain_figure, standalone
+from attnspec.bookkeeping.figures import chain_figure
+from attnspec.bookkeeping.svg import standalone
 
 (Path(__file__).parents[1] / "docs" / "assets" / "chain.svg").write_text(standalone(chain_figure()))

@@ -95,6 +95,7 @@ def test_search_finds_a_step_from_files(browser, built_site):
 
 
 def test_the_pictures_of_the_readme_are_those_of_the_library():
-    from attnspec.bookkeeping.figures import chain_figure, standalone
+    from attnspec.bookkeeping.figures import chain_figure
+    from attnspec.bookkeeping.svg import standalone
 
     assert (DOCS / "assets" / "chain.svg").read_text() == standalone(chain_figure()), f"run {sys.executable} scripts/make_figures.py"

@@ -28,7 +28,13 @@ def guess(signature: Signature, entries: Sequence[Entry], settled: Sizes, confli
     for kinds in ({"h", "seq"}, {"batch", "seq"}):
         if not found and _fits(signature, [_exchange(entry, kinds) for entry in entries], settled):
             found.append(f"every array {_exchanged(kinds)}")
-    return f" Perhaps {' or '.join(found[:2])}." if found else _hint_by_axis(conflict)
+    return f" Perhaps {_either(found[:2])}." if found else _hint_by_axis(conflict)
+
+
+def _either(guesses: list[str]) -> str:
+    """Join guesses; what stands behind a semicolon in all of them is said once."""
+    heads, tails = zip(*(guess.partition("; ")[::2] for guess in guesses), strict=True)
+    return f"{' or '.join(heads)}; {tails[0]}" if tails[0] and len(set(tails)) == 1 else " or ".join(guesses)
 
 
 def guess_kind(entry: Entry, /) -> str:

@@ -1,23 +1,16 @@
 """Pictures of the steps, drawn from their annotations, as SVG that follows light and dark mode."""
 
-import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from html import escape
 
 from ..axes import Axis, Shape, shapes_of
 from ..errors import ConfigError
 from ..spec.multi_head import multi_head_attention
 from ..step import function_of
 from .glossary import GLOSSARY, Word
+from .svg import DIM, INK, Piece, box, document, line, text
 
-_FONT = 11
-_GAP = 30
 _CARD = 5
-_INK = "light-dark(#24292f, #d7dce2)"
-_DIM = "light-dark(#57606a, #a9b1bb)"
-_PAPER = "light-dark(#ffffff, #22262e)"
 
 
 def colour_of(axis: str, /) -> str:
@@ -48,47 +41,21 @@ def _length(axis: str) -> int:
     return sum(_word(part).length for part in axis.split("+"))
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Part of a picture, and the room that it takes."""
-
-    svg: str
-    width: float
-    height: float
-
-
-def _text(x: float, y: float, words: str, *, fill: str = _INK, anchor: str = "middle", bold: bool = False, turn: bool = False) -> str:
-    turned = f' transform="rotate(-90 {x:.0f} {y:.0f})"' if turn else ""
-    weight = ' font-weight="700"' if bold else ""
-    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" style="fill:{fill}"{weight}{turned}>{escape(words)}</text>'
-
-
-def _line(start: tuple[float, float], end: tuple[float, float], colour: str, width: float = 1.2) -> str:
-    (x1, y1), (x2, y2) = start, end
-    place = f'x1="{x1:.0f}" y1="{y1:.0f}" x2="{x2:.0f}" y2="{y2:.0f}"'
-    return f'<line {place} style="stroke:{colour};stroke-width:{width:g}"/>'
-
-
-def _box(x: float, y: float, width: float, height: float) -> str:
-    place = f'x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}"'
-    return f'<rect {place} rx="2" style="fill:{_PAPER};stroke:{_DIM};stroke-width:1"/>'
-
-
 def _top(x: float, y: float, length: float, axis: str) -> str:
     """An axis that runs to the right."""
-    return _line((x, y), (x + length, y), colour_of(axis), 3)
+    return line((x, y), (x + length, y), colour_of(axis), 3)
 
 
 def _side(x: float, y: float, length: float, axis: str) -> str:
     """An axis that runs down."""
-    return _line((x, y), (x, y + length), colour_of(axis), 3)
+    return line((x, y), (x, y + length), colour_of(axis), 3)
 
 
 def _said(axis: Axis) -> str:
     return f"{axis.text} or 1" if axis.broadcast else axis.text
 
 
-def _array(name: str, shape: Shape) -> _Piece:
+def _array(name: str, shape: Shape) -> Piece:
     """An array as a card of its last two axes; the axes before them say how many such cards there are."""
     *leading, last = shape.axes
     rows = leading.pop() if leading else None
@@ -96,57 +63,34 @@ def _array(name: str, shape: Shape) -> _Piece:
     stacked = len(leading) and 2
     room = max(across + 22, 7 * max(len(_said(last)), len(name)) + 8)
     left, top = (room - across) / 2 + 6, 20 + stacked * _CARD
-    cards = [_box(left + step * _CARD, top - step * _CARD, across, down) for step in range(stacked, -1, -1)]
+    cards = [box(left + step * _CARD, top - step * _CARD, across, down) for step in range(stacked, -1, -1)]
     svg = [*cards, _top(left, top, across, last.text)]
-    svg.append(_text(left + across / 2, top - stacked * _CARD - 7, _said(last), fill=colour_of(last.text)))
+    svg.append(text(left + across / 2, top - stacked * _CARD - 7, _said(last), fill=colour_of(last.text)))
     if rows:
         svg += [_side(left, top, down, rows.text)]
-        svg.append(_text(left - 6, top + down / 2, _said(rows), fill=colour_of(rows.text), turn=True))
-    svg.append(_text(left + across / 2, top + down + 17, name, bold=True))
+        svg.append(text(left - 6, top + down / 2, _said(rows), fill=colour_of(rows.text), turn=True))
+    svg.append(text(left + across / 2, top + down + 17, name, bold=True))
     bottom = top + down + 17
     for axis in reversed(leading):
         bottom += 14
-        svg.append(_text(left + across / 2, bottom, f"× {_said(axis)}", fill=colour_of(axis.text)))
-    return _Piece("".join(svg), room + 8, bottom + 6)
+        svg.append(text(left + across / 2, bottom, f"× {_said(axis)}", fill=colour_of(axis.text)))
+    return Piece("".join(svg), room + 8, bottom + 6)
 
 
-def _beside(pieces: Iterable[_Piece]) -> _Piece:
+def _beside(pieces: Iterable[Piece]) -> Piece:
     """Pieces from left to right, their middles on one line."""
     svg, x, placed = [], 0.0, list(pieces)
     height = max(piece.height for piece in placed)
     for piece in placed:
         svg.append(f'<g transform="translate({x:.0f} {(height - piece.height) / 2:.0f})">{piece.svg}</g>')
         x += piece.width
-    return _Piece("".join(svg), x, height)
+    return Piece("".join(svg), x, height)
 
 
-def _arrow(label: str) -> _Piece:
+def _arrow(label: str) -> Piece:
     width = 7 * len(label) + 24
-    head = f'<path d="M{width - 6} 26 l-8 -5 v10 z" style="fill:{_INK}"/>'
-    return _Piece(_text(width / 2, 14, label, bold=True) + _line((6, 26), (width - 10, 26), _INK) + head, width, 52)
-
-
-def _svg(piece: _Piece, title: str, description: str) -> str:
-    width, height = math.ceil(piece.width), math.ceil(piece.height)
-    key = re.sub(r"\W+", "-", title)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="{key}-title {key}-text" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" style="font:{_FONT}px ui-monospace,monospace">'
-        f'<title id="{key}-title">{escape(title)}</title><desc id="{key}-text">{escape(description)}</desc>{piece.svg}</svg>'
-    )
-
-
-def standalone(svg: str, /) -> str:
-    """Make a picture a file of its own, which follows the mode of whoever shows it.
-
-    Args:
-        svg: a picture.
-
-    Returns:
-        The text of the file.
-    """
-    head, opening, rest = svg.partition(">")
-    return f"{head}{opening}<style>:root{{color-scheme:light dark}}</style>{rest}\n"
+    head = f'<path d="M{width - 6} 26 l-8 -5 v10 z" style="fill:{INK}"/>'
+    return Piece(text(width / 2, 14, label, bold=True) + line((6, 26), (width - 10, 26), INK) + head, width, 52)
 
 
 def step_figure(name: str, /) -> str:
@@ -165,7 +109,7 @@ def step_figure(name: str, /) -> str:
     result = shapes.pop("return")
     pieces = [*(_array(label, shape) for label, shape in shapes.items()), _arrow(name), _array("result", result)]
     taken = "; ".join(f"{label} ({shape})" for label, shape in shapes.items())
-    return _svg(_beside(pieces), f"The shapes of {name}", f"{name} takes {taken} and gives ({result}).")
+    return document(_beside(pieces), f"The shapes of {name}", f"{name} takes {taken} and gives ({result}).")
 
 
 _LANES = {0: "head 1", 1: "head 2", 2: "…", 3: "head h"}
@@ -182,46 +126,46 @@ def chain_figure() -> str:
         The picture as SVG; a few heads stand for all of them.
     """
     parts = [_stages(), _wide("x", 22, "x"), *map(_head, _LANES), _slots(), _wide("y", 592, "return")]
-    text = (
+    said = (
         "One x is projected to queries, keys and values of each head; each head scores, scales, masks and blends by itself; "
         "what they found is concatenated and mixed to one y."
     )
-    return _svg(_Piece("".join(parts), _LEFT + _WIDTH + 20, 640), "The chain of multi-head attention", text)
+    return document(Piece("".join(parts), _LEFT + _WIDTH + 20, 640), "The chain of multi-head attention", said)
 
 
 def _stages() -> str:
     """What stands beside: the stages, and the borders between them."""
     words = {36: "input", 124: "fan out", 262: "attend", 520: "fan in", 607: "output"}
-    names = [_text(8, y, word, fill=_DIM, anchor="start", bold=True) for y, word in words.items()]
-    return "".join([*names, *(_line((8, y), (_LEFT + _WIDTH, y), _DIM, 0.5) for y in (84, 196, 450, 574))])
+    names = [text(8, y, word, fill=DIM, anchor="start", bold=True) for y, word in words.items()]
+    return "".join([*names, *(line((8, y), (_LEFT + _WIDTH, y), DIM, 0.5) for y in (84, 196, 450, 574))])
 
 
 def _wide(name: str, y: int, label: str) -> str:
     """An array of the residual stream, which stands once for all heads."""
     axes = str(shapes_of(multi_head_attention)[label][0])
-    bar = _box(_LEFT, y, _WIDTH, 22) + _top(_LEFT, y, _WIDTH, "d_model") + _text(_MIDDLE, y + 15, name, bold=True)
-    return bar + _text(_LEFT + _WIDTH, y + 38 if label == "return" else y - 6, axes, anchor="end")
+    bar = box(_LEFT, y, _WIDTH, 22) + _top(_LEFT, y, _WIDTH, "d_model") + text(_MIDDLE, y + 15, name, bold=True)
+    return bar + text(_LEFT + _WIDTH, y + 38 if label == "return" else y - 6, axes, anchor="end")
 
 
 def _head(lane: int) -> str:
     """One head from its projections to what it found."""
     left, middle = _LEFT + lane * _LANE, _LEFT + lane * _LANE + 60
-    parts = [_line((_MIDDLE, 44), (middle, 100), colour_of("h"), 1.5), _text(middle, 114, _LANES[lane], fill=colour_of("h"), bold=True)]
+    parts = [line((_MIDDLE, 44), (middle, 100), colour_of("h"), 1.5), text(middle, 114, _LANES[lane], fill=colour_of("h"), bold=True)]
     for x, name, step in ((left + 6, "Q", "project_queries"), (left + 44, "K", "project_keys"), (left + 82, "V", "project_values")):
         width = _result(step).axes[-1].text
-        parts += [_card(x, 128, 30, name, step), _text(x + 15, 183, width, fill=colour_of(width))]
+        parts += [_card(x, 128, 30, name, step), text(x + 15, 183, width, fill=colour_of(width))]
     flow = left + 42
     parts += [
-        _line((left + 21, 186), (flow, 212), _DIM),
-        _line((left + 59, 186), (flow, 212), _DIM),
-        _line((left + 97, 186), (left + 97, 388), _DIM),
+        line((left + 21, 186), (flow, 212), DIM),
+        line((left + 59, 186), (flow, 212), DIM),
+        line((left + 97, 186), (left + 97, 388), DIM),
     ]
     parts += [_card(flow - 30, 214, 60, "scores", "score"), _card(flow - 30, 306, 60, "weights", "softmax")]
-    parts += [_text(flow, y, word, fill=_DIM) for y, word in ((276, "scale, mask,"), (290, "softmax"))]
-    parts += [_line((flow, top), (flow, bottom), _DIM) for top, bottom in ((254, 265), (294, 304), (346, 388))]
+    parts += [text(flow, y, word, fill=DIM) for y, word in ((276, "scale, mask,"), (290, "softmax"))]
+    parts += [line((flow, top), (flow, bottom), DIM) for top, bottom in ((254, 265), (294, 304), (346, 388))]
     parts += [
         _card(middle - 38, 390, 76, "blended", "blend"),
-        _line((middle, 430), (_LEFT + (lane + 0.5) * _WIDTH / 4, 480), colour_of("h"), 1.5),
+        line((middle, 430), (_LEFT + (lane + 0.5) * _WIDTH / 4, 480), colour_of("h"), 1.5),
     ]
     return "".join(parts)
 
@@ -233,7 +177,7 @@ def _result(step: str) -> Shape:
 def _card(x: float, y: float, width: float, name: str, step: str) -> str:
     """What a step gives in one head: its last two axes."""
     rows, columns = (axis.text for axis in _result(step).axes[-2:])
-    return _box(x, y, width, 40) + _top(x, y, width, columns) + _side(x, y, 40, rows) + _text(x + width / 2, y + 25, name, bold=True)
+    return box(x, y, width, 40) + _top(x, y, width, columns) + _side(x, y, 40, rows) + text(x + width / 2, y + 25, name, bold=True)
 
 
 def _slots() -> str:
@@ -243,12 +187,12 @@ def _slots() -> str:
     for lane, name in _LANES.items():
         x = _LEFT + lane * slot
         parts += [
-            _box(x, 482, slot, 26),
+            box(x, 482, slot, 26),
             _top(x, 482, slot, _result("blend").axes[-1].text),
-            _text(x + slot / 2, 499, name.replace("head", "slot")),
+            text(x + slot / 2, 499, name.replace("head", "slot")),
         ]
     parts += [
-        _text(_LEFT + _WIDTH, 524, f"concatenated: {_result('concatenate')}", anchor="end"),
-        _line((_MIDDLE, 508), (_MIDDLE, 590), _INK),
+        text(_LEFT + _WIDTH, 524, f"concatenated: {_result('concatenate')}", anchor="end"),
+        line((_MIDDLE, 508), (_MIDDLE, 590), INK),
     ]
-    return "".join([*parts, _text(_MIDDLE + 8, 556, "mix with w_o", anchor="start", bold=True)])
+    return "".join([*parts, text(_MIDDLE + 8, 556, "mix with w_o", anchor="start", bold=True)])
