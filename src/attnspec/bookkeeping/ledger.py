@@ -9,11 +9,11 @@ from typing import Any
 
 from ..arrays import Outline, dtype_name
 from ..axes import evaluate, shapes_of
-from ..errors import ConfigError
 from ..judge import DTYPES
 from ..spec.multi_head import DEFAULT, multi_head_attention
 from ..spec.parameters import Heads, Parameters
 from ..spec.policy import Policy
+from ..spec.sizes import OF_INPUTS, settle
 from ..step import Call, Trace, trace
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Parameters))
@@ -146,10 +146,7 @@ def ledger(
     Raises:
         ConfigError: a size is not a positive whole number.
     """
-    given = {"batch": batch, "seq_q": seq, "seq_k": seq if seq_k is None else seq_k}
-    for name, size in given.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ConfigError(f"ledger: {name}={size!r} must be a positive whole number.")
+    given = settle("ledger", OF_INPUTS, {"batch": batch, "seq_q": seq, "seq_k": seq_k})
     absent = () if bias else BIASES
     return ledger_of(outline_run({**vars(heads), **given}, absent=absent, causal=causal, policy=policy, dtype=dtype))
 

@@ -3,7 +3,11 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..axes import evaluate
 from .ledger import Cell, Ledger
+
+SENT = "2*(ranks-1)*bytes//ranks"
+"""What each rank sends of an array of so many bytes in a ring: once around to add up, and once around to hand the sums out."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,8 @@ class Crossing:
 
     @property
     def sent(self) -> int:
-        """How many bytes each rank sends in a ring: once around to add up, and once around to hand the sums out."""
-        return 2 * (self.ranks - 1) * self.bytes // self.ranks
+        """How many bytes each rank sends."""
+        return int(evaluate(SENT, {"ranks": self.ranks, "bytes": self.bytes}))
 
     def to_dict(self) -> dict[str, Any]:
         """The crossing as plain data."""

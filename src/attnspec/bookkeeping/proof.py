@@ -67,16 +67,27 @@ def prove(
     Raises:
         ShapeError: the first step that does not fit.
     """
-    from sympy import Symbol
-
-    names = {name for shapes in shapes_of(multi_head_attention).values() for shape in shapes for axis in shape.axes for name in axis.names}
-    symbols = {name: Symbol(name, integer=True, positive=True) for name in sorted(names)}
-    if not grouped:
-        symbols["h_kv"] = symbols["h"]
+    symbols = symbols_of_axes(grouped=grouped)
     steps = outline_run(symbols, present=present, absent=() if bias else BIASES, causal=causal, policy=policy)
     for call in steps.calls:
         _require_own_names(call, symbols)
     return Proof(tuple(_links(steps)), tuple(steps.calls))
+
+
+def symbols_of_axes(*, grouped: bool) -> dict[str, Any]:
+    """Make a symbol for the size of each axis of the chain. Needs sympy.
+
+    Args:
+        grouped: whether there may be fewer key/value heads than query heads; if not, they share a symbol.
+
+    Returns:
+        The symbols, by the names of the axes.
+    """
+    from sympy import Symbol
+
+    names = {name for shapes in shapes_of(multi_head_attention).values() for shape in shapes for axis in shape.axes for name in axis.names}
+    symbols = {name: Symbol(name, integer=True, positive=True) for name in sorted(names)}
+    return symbols if grouped else {**symbols, "h_kv": symbols["h"]}
 
 
 def _require_own_names(call: Call, symbols: dict[str, Any]) -> None:

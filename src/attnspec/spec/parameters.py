@@ -1,8 +1,7 @@
 """The sizes of a layer, and its parameters: one independent set for each head."""
 
-import operator
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, Self
 
@@ -14,6 +13,7 @@ from ..arrays import A, B, backend_of
 from ..axes import evaluate, shapes_of
 from ..errors import ConfigError
 from ..step import check_fields
+from .sizes import MERGED, OF_HEADS, OF_RANKS, SHARE, settle
 
 if TYPE_CHECKING:
     import torch
@@ -67,27 +67,13 @@ class Heads:
             ConfigError: a size is not a positive whole number, `h` does not divide `d_model` though `d_k` is not
                 given, or `h_kv` does not divide `h`.
         """
-        self._set(d_model=d_model, h=h)
-        self._set(h_kv=self.h if h_kv is None else h_kv)
-        if self.h % self.h_kv:
-            raise ConfigError(f"Heads: h_kv={self.h_kv} does not divide h={self.h}; {_near_divisors(self.h, self.h_kv, 'h_kv')} would.")
-        if d_k is None and self.d_model % self.h:
-            would = _near_divisors(self.d_model, self.h, "h")
-            raise ConfigError(f"Heads: h={self.h} does not divide d_model={self.d_model}; {would} would, or give d_k.")
-        self._set(d_k=self.d_model // self.h if d_k is None else d_k)
-        self._set(d_v=self.d_k if d_v is None else d_v, d_key_in=self.d_model if d_key_in is None else d_key_in)
-        self._set(d_value_in=self.d_key_in if d_value_in is None else d_value_in)
-
-    def _set(self, **sizes: Any) -> None:
-        for name, size in sizes.items():
-            if isinstance(size, bool) or not hasattr(size, "__index__") or operator.index(size) < 1:
-                raise ConfigError(f"Heads: {name}={size!r} must be a positive whole number.")
-            object.__setattr__(self, name, operator.index(size))
+        given = {"d_model": d_model, "h": h, "h_kv": h_kv, "d_k": d_k, "d_v": d_v, "d_key_in": d_key_in, "d_value_in": d_value_in}
+        for name, size in settle("Heads", OF_HEADS, given).items():
+            object.__setattr__(self, name, size)
 
     def merged(self) -> Self:
         """One head of the full width, `h * d_k`, with the same budget of parameters."""
-        sizes = {"d_k": self.h * self.d_k, "d_v": self.h * self.d_v}
-        return type(self)(d_model=self.d_model, h=1, d_key_in=self.d_key_in, d_value_in=self.d_value_in, **sizes)
+        return self._resized(MERGED, vars(self))
 
     def split(self, ranks: int, /, *, name: str = "tp") -> Self:
         """The heads that each of several ranks has: whole groups of them, as wide as before.
@@ -102,20 +88,10 @@ class Heads:
         Raises:
             ConfigError: the heads cannot be shared equally.
         """
-        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-            raise ConfigError(f"Heads: {name}={ranks!r} must be a positive whole number.")
-        if self.h_kv % ranks:
-            undivided = "h" if self.h % ranks else "h_kv"
-            would = _near_divisors(self.h_kv, ranks, name)
-            raise ConfigError(f"Heads: {name}={ranks} does not divide {undivided}={getattr(self, undivided)}; {would} would.")
-        return type(self)(**{**vars(self), "h": self.h // ranks, "h_kv": self.h_kv // ranks})
+        return self._resized(SHARE, settle("Heads", OF_RANKS, {**vars(self), "ranks": ranks}, ranks=name))
 
-
-def _near_divisors(whole: int, wanted: int, name: str) -> str:
-    """Name the divisors of `whole` next to `wanted`, below and above."""
-    divisors = [size for size in range(1, whole + 1) if whole % size == 0]
-    below = [size for size in divisors if size < wanted][-1:]
-    return " and ".join(f"{name}={size}" for size in below + [size for size in divisors if size > wanted][:1])
+    def _resized(self, formulas: Mapping[str, str], sizes: Mapping[str, int]) -> Self:
+        return type(self)(**{**vars(self), **{name: evaluate(formula, sizes) for name, formula in formulas.items()}})
 
 
 @dataclass(frozen=True, eq=False)
