@@ -64,6 +64,7 @@ def test_the_heads_of_a_rank_are_as_wide_as_before():
     whole = attnspec.Heads(d_model=24, h=8, h_kv=4, d_k=5, d_v=3, d_key_in=7, d_value_in=11)
     assert whole.split(4) == attnspec.Heads(d_model=24, h=2, h_kv=1, d_k=5, d_v=3, d_key_in=7, d_value_in=11)
     assert whole.split(1) == whole
+    assert whole.split(4, name="h") == whole.split(4)  # what ranks are called is no size
 
 
 @pytest.mark.parametrize(

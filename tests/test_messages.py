@@ -183,6 +183,7 @@ REFUSED = {
     "attnspec.Heads(d_model=512, h=7)": (ConfigError, "h=7 does not divide d_model=512; h=4 and h=8 would, or give d_k."),
     "attnspec.Heads(d_model=512, h=513)": (ConfigError, "h=513 does not divide d_model=512; h=512 would, or give d_k."),
     "attnspec.Heads(d_model=512, h=8, h_kv=3)": (ConfigError, "h_kv=3 does not divide h=8; h_kv=2 and h_kv=4 would."),
+    "attnspec.Heads(d_model=10**14, h=3)": (ConfigError, "h=3 does not divide d_model=100000000000000; h=2 and h=4 would, or give d_k."),
     "attnspec.Heads(d_model=0, h=1)": (ConfigError, "d_model=0 must be a positive whole number."),
     "attnspec.Heads(d_model=8, h=2.0)": (ConfigError, "h=2.0 must be a positive whole number."),
     "attnspec.Heads(d_model=8, h=True)": (ConfigError, "h=True must be a positive whole number."),

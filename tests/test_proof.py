@@ -12,7 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import attnspec
 from attnspec import Policy, Rotation, ShapeError
 from attnspec.arrays import A
+from attnspec.axes import evaluate
 from attnspec.bookkeeping import ledger_of, prove
+from attnspec.bookkeeping.export import formulas
+from attnspec.bookkeeping.ledger import Cell
 from attnspec.spec import chain
 from attnspec.step import step, step_of
 
@@ -107,6 +110,30 @@ def test_the_ledger_of_sizes_is_the_ledger_of_a_real_run():
             rng.normal(size=(2, 5, 17)), attnspec.Parameters.random(heads), keep=np.ones((2, 6, 5, 11), bool), **contexts
         )
     assert ledger_of(steps) == attnspec.ledger(heads, batch=2, seq=5, seq_k=11, dtype="float64")
+
+
+@pytest.mark.parametrize("sizes", [{"h": 6}, {"h": 6, "h_kv": 2, "d_k": 5, "d_v": 7}])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_exported_formulas_give_the_ledger(sizes, bias, causal):
+    heads = attnspec.Heads(d_model=66, **sizes)
+    books = attnspec.ledger(heads, batch=3, seq=13, seq_k=17, bias=bias, causal=causal, dtype="float16")
+    given, data = {**vars(heads), "batch": 3, "seq_q": 13, "seq_k": 17}, formulas()
+
+    def cell(exported):
+        shape = tuple(evaluate(size, given) for size in exported["shape"])
+        return Cell(exported["axes"], shape, exported["dtype"] or "float16")
+
+    chain = data["chains"][f"{heads.h != heads.h_kv:d}{bias:d}{causal:d}"]
+    assert [(line["step"], line["stage"]) for line in chain] == [(line.step, line.stage) for line in books.lines]
+    for exported, line in zip(chain, books.lines, strict=True):
+        assert {name: cell(one) for name, one in exported["arguments"].items()} == line.arguments
+        assert cell(exported["result"]) == line.result
+        assert {name: evaluate(exported[name], given) for name in ("parameters", "multiply_adds")} == {
+            "parameters": line.parameters,
+            "multiply_adds": line.multiply_adds,
+        }
+        assert line.bytes == line.result.size * data["dtypes"][line.result.dtype]
 
 
 def test_the_books_of_a_known_layer():

@@ -163,7 +163,7 @@
     for (const line of books.lines) {
       if (line.stage !== stage) {
         stage = line.stage;
-        bodies.push([element("tr", { className: "stage" }, element("th", { colSpan: 5, scope: "rowgroup", textContent: stage }))]);
+        bodies.push([element("tr", { className: "stage" }, element("th", { scope: "rowgroup", textContent: stage }))]);
       }
       const rows = bodies[bodies.length - 1];
       rows.push(...line.arguments.map(([name, cell]) => row("taken", [name], shapeOf(cell), [], [], [])));
