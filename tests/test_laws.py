@@ -15,7 +15,7 @@ import pytest
 import torch
 from arrays import POISONS, Library, Problem, assert_same, problems, unwrap
 from hypothesis import given
-from reference import UNIT, Bounded, exact, gamma, reference, rounding, rounding_of_attend, softmax
+from reference import UNIT, Bounded, exact, gamma, product, reference, rounding, rounding_of_attend, softmax
 
 import attnspec
 from attnspec import Parameters
@@ -521,6 +521,348 @@ def test_what_a_query_finds_lies_between_the_values_that_it_keeps(problem: Probl
     lowest, highest = np.where(seen, values, np.inf).min(axis=3), np.where(seen, values, -np.inf).max(axis=3)
     blind = ~problem.seen.any(axis=3, keepdims=True)
     assert (blind | ((lowest - error <= found) & (found <= highest + error))).all()
+
+
+# --- what an option asks for
+
+
+@law(d_k=several)
+def test_normalised_vectors_all_have_one_length(problem: Problem) -> None:
+    """1 for `l2`, the root of the width for `rms` and `layer`; the square of it takes 6 roundings besides the width of its sum."""
+    width = problem.queries.shape[3]
+    for kind, wanted in (("rms", width), ("layer", width), ("l2", 1)):
+        vectors = attnspec.normalise(problem.queries, kind=kind, epsilon=0.0).reshape(-1, width)
+        squares = np.array([math.fsum(vector * vector) for vector in vectors])
+        assert_same(squares, np.full(len(vectors), float(wanted)), within=gamma(width + 6, EPS) * wanted, what=f"the squares for {kind}")
+
+
+@law()
+def test_the_length_of_a_vector_has_no_influence_once_it_is_normalised(problem: Problem) -> None:
+    """Each by a power of two of its own, which takes no rounding."""
+    longer = problem.queries * 2.0 ** problem.rng.integers(-9, 10, size=(*problem.queries.shape[:3], 1))
+    for kind in ("rms", "layer", "l2"):
+        normal = attnspec.normalise(problem.queries, kind=kind, epsilon=0.0)
+        assert_same(attnspec.normalise(longer, kind=kind, epsilon=0.0), normal, what=kind)
+
+
+def turned(tokens: np.ndarray, positions: np.ndarray) -> Bounded:
+    """Rotate, and bound the error beside a rotation by the same rates, none of which is above 1.
+
+    An angle is rounded once, cos and sin are off by 4 ulp, a product and a sum follow; one more is for what is squared.
+    """
+    size = np.abs(tokens) + np.abs(np.roll(tokens, tokens.shape[3] // 2, axis=3))
+    return Bounded(attnspec.rotate(tokens, positions), EPS * (np.abs(positions)[:, None, :, None] + 8 + 3) * size)
+
+
+@law(d_k=6)
+def test_turning_keeps_the_length_of_every_pair_of_channels(problem: Problem) -> None:
+    """So no vector grows with its position."""
+    positions = problem.rng.integers(0, 100, size=(1, problem.queries.shape[2]))
+    after = turned(problem.queries, positions)
+
+    def lengths(tokens: np.ndarray) -> np.ndarray:
+        return np.square(tokens[..., :3]) + np.square(tokens[..., 3:])
+
+    carried = after.error * (2 * np.abs(after.value) + after.error)
+    within = carried[..., :3] + carried[..., 3:] + gamma(2, EPS) * (lengths(after.value) + lengths(problem.queries))
+    assert_same(lengths(after.value), lengths(problem.queries), within=within)
+
+
+@law(d_k=6)
+def test_the_scores_of_turned_vectors_depend_on_the_difference_of_positions_alone(problem: Problem) -> None:
+    """Moving all of them changes nothing."""
+    seq_q, seq_k = problem.queries.shape[2], problem.keys.shape[2]
+    found, within = [], 0.0
+    for start in (0, problem.rng.integers(1, 100)):
+        queries, keys = turned(problem.queries, start + np.arange(seq_q)[None]), turned(problem.keys, start + np.arange(seq_k)[None])
+        found.append(attnspec.score(queries.value, keys.value))
+        within = within + product("bhid,bhjd->bhij", queries, keys, n=6, unit=EPS).error
+    assert_same(found[0], found[1], within=within)
+
+
+@law(d_k=6)
+def test_the_two_pairings_are_one_rotation_under_a_permutation_of_the_channels(problem: Problem) -> None:
+    """`half` pairs the neighbours of `interleaved` once they stand half a vector apart."""
+    positions = problem.rng.integers(0, 100, size=(1, problem.queries.shape[2]))
+    order = [0, 2, 4, 1, 3, 5]
+    apart = attnspec.rotate(problem.queries[..., order], positions, pairing="half")
+    assert_same(attnspec.rotate(problem.queries, positions, pairing="interleaved")[..., order], apart)
+
+
+@law(d_k=6)
+def test_at_position_0_nothing_turns(problem: Problem) -> None:
+    """The cosine is exactly 1 there, the sine exactly 0."""
+    for pairing in ("half", "interleaved"):
+        positions = np.zeros((1, problem.queries.shape[2]), int)
+        assert_same(attnspec.rotate(problem.queries, positions, pairing=pairing), problem.queries)
+
+
+@law()
+def test_a_window_keeps_exactly_the_keys_from_i_minus_left_to_i_plus_right(problem: Problem) -> None:
+    """Element by element; without a bound it goes on to the end."""
+    i, j = attnspec.count_positions(problem.queries), attnspec.count_positions(problem.keys)
+    for left, right in [(None, None), (0, None), (None, 1), *problem.rng.integers(0, 4, size=(4, 2)).tolist()]:
+        kept = [[(left is None or y >= x - left) and (right is None or y <= x + right) for y in j[0]] for x in i[0]]
+        assert_same(attnspec.keep_window(i, j, left=left, right=right), np.array([[kept]]), what=f"the window {left}, {right}")
+
+
+@law(causal=True)
+def test_a_window_without_a_bound_to_the_left_and_with_none_to_the_right_is_causality(problem: Problem) -> None:
+    """The right bound of 0 leaves a query its own position."""
+    i, j = attnspec.count_positions(problem.queries, problem.options["offset"] or 0), attnspec.count_positions(problem.keys)
+    assert_same(attnspec.keep_window(i, j, left=None, right=0), attnspec.keep_causal(i, j))
+
+
+@law(masked=False, causal=False)
+def test_what_lies_beyond_the_length_of_a_sequence_has_exactly_no_influence(problem: Problem) -> None:
+    """And what lies within it has some."""
+    batch, _, seq_k, _ = problem.keys.shape
+    lengths = problem.rng.integers(0, seq_k + 1, size=batch)
+    padded = problem.but(keep=attnspec.Mask.lengths(lengths))
+    wanted = padded.run()
+    for poison in POISONS:
+        beyond = {name: poisoned(getattr(padded, name), np.arange(seq_k) >= lengths[:, None], poison) for name in ("context", "context_v")}
+        with np.errstate(all="ignore"):
+            assert_same(padded.but(**beyond).run(), wanted, what=f"the output beside {poison}")
+    last = np.arange(seq_k) == lengths[:, None] - 1
+    broken = np.isnan(padded.but(context_v=poisoned(problem.context_v, last, np.nan)).run()).all(axis=(1, 2))
+    assert_same(broken, lengths > 0, what="whether the last key within is seen")
+
+
+@law()
+def test_a_query_sees_the_keys_of_its_own_document_and_no_others(problem: Problem) -> None:
+    """Element by element."""
+    queries, keys = (problem.rng.integers(0, 3, size=(array.shape[0], array.shape[2])) for array in (problem.queries, problem.keys))
+    wanted = np.array([[[[one == other for other in theirs] for one in ours]] for ours, theirs in zip(queries, keys, strict=True)])
+    assert_same(attnspec.keep_documents(queries, keys), wanted)
+
+
+@law()
+def test_every_document_of_a_packed_sequence_has_its_number_and_counts_its_tokens_from_0_on(problem: Problem) -> None:
+    """Even if some documents are empty, and for the tokens behind the last boundary, which are one more."""
+    lengths = problem.rng.integers(0, 4, size=5)
+    cumulative = np.cumsum([0, *lengths[:-1]])
+    documents = attnspec.number_documents(cumulative, seq=int(lengths.sum()))
+    assert_same(documents, np.repeat(np.arange(5), lengths)[None])
+    positions = attnspec.count_in_documents(cumulative, documents)
+    assert_same(positions, np.concatenate([np.arange(length) for length in lengths])[None])
+
+
+@law(self_attention=True, masked=False, offset=None)
+def test_packed_sequences_give_what_each_gives_alone(problem: Problem) -> None:
+    """No document looks into another, and each starts at position 0."""
+    lengths = problem.rng.integers(0, problem.x.shape[1] + 1, size=len(problem.x))
+    cumulative = np.cumsum([0, *lengths])
+    packed = np.concatenate([sequence[:length] for sequence, length in zip(problem.x, lengths, strict=True)])[None]
+    keep, positions = attnspec.packed(cumulative, seq_q=packed.shape[1])
+    got = attnspec.multi_head_attention(packed, problem.parameters, keep=keep, positions=positions, **problem.options)
+    for index in np.flatnonzero(lengths):
+        here = {name: getattr(problem, name)[[index], :, : lengths[index]] for name in ("queries", "keys", "values")}
+        alone = problem.but(x=problem.x[[index], : lengths[index]], **here)
+        part = got[:, cumulative[index] : cumulative[index + 1]]
+        assert_same(part, alone.run(), within=2 * rounding(alone), what=f"document {index}")
+
+
+@law(self_attention=True, causal=True, offset=None, masked=False)
+def test_one_call_of_n_tokens_gives_what_n_calls_of_one_give(problem: Problem) -> None:
+    """Or what two calls give, of as many tokens as you like: the positions go on."""
+    seq = problem.x.shape[1]
+    for cut in (range(1, seq), problem.rng.integers(0, seq, size=1)):
+        cache, found = None, []
+        for tokens in np.split(problem.x, cut, axis=1):
+            y, cache = attnspec.decode(tokens, problem.parameters, cache, scale=problem.options["scale"])
+            found.append(y)
+        assert_same(np.concatenate(found, axis=1), problem.run(), within=2 * rounding(problem), what=f"the output cut at {list(cut)}")
+
+
+@law()
+def test_the_parts_of_a_sequence_one_behind_the_other_are_the_sequence(problem: Problem) -> None:
+    """Wherever it was cut, and whichever two parts meet first."""
+    cut = sorted(problem.rng.integers(0, problem.keys.shape[2] + 1, size=2).tolist())
+    first, second, third = np.split(problem.keys, cut, axis=2)
+    assert_same(attnspec.append_to_cache(attnspec.append_to_cache(first, second), third), problem.keys)
+    assert_same(attnspec.append_to_cache(first, attnspec.append_to_cache(second, third)), problem.keys)
+
+
+def with_extra(problem: Problem, extra_k: np.ndarray, extra_v: np.ndarray) -> tuple[np.ndarray, Problem]:
+    """Compute attention with extra keys, and pose the problem that has them in its context, where every query keeps them."""
+    steps = problem.but(extra_k=extra_k, extra_v=extra_v).steps()
+    batch, h = steps["project_queries"].shape[:2]
+    longer = {}
+    for name, found, extra in (("keys", steps["project_keys"], extra_k), ("values", steps["project_values"], extra_v)):
+        whole = np.concatenate((found, np.broadcast_to(extra, (batch, *extra.shape))), axis=2)
+        longer[name] = np.repeat(whole, h // whole.shape[1], axis=1)
+    keep = np.concatenate((problem.seen, np.ones((*problem.seen.shape[:3], extra_k.shape[1]), bool)), axis=3)
+    return steps["blend"], problem.but(queries=steps["project_queries"], keep=keep, causal=False, offset=None, **longer)
+
+
+@law()
+def test_extra_keys_are_keys_that_every_sequence_has_and_every_query_keeps(problem: Problem) -> None:
+    """They stand behind those of the context, whatever is masked there."""
+    p = problem.parameters
+    extra_k, extra_v = (problem.rng.normal(size=(w.shape[0], 2, w.shape[2])) for w in (p.w_k, p.w_v))
+    found, longer = with_extra(problem, extra_k, extra_v)
+    assert_same(found, longer.attend(), within=2 * rounding_of_attend(longer))
+
+
+@law()
+def test_an_extra_key_and_value_of_zeros_are_a_sink_of_score_0(problem: Problem) -> None:
+    """Both take a share and give nothing."""
+    p = problem.parameters
+    found, longer = with_extra(problem, np.zeros((p.w_k.shape[0], 1, p.w_k.shape[2])), np.zeros((p.w_v.shape[0], 1, p.w_v.shape[2])))
+    drained = problem.but(sinks=np.zeros(p.w_q.shape[0])).steps()["blend"]
+    assert_same(found, drained, within=2 * rounding_of_attend(longer))
+
+
+@law()
+def test_extra_keys_have_no_bias_and_those_of_the_context_keep_theirs(problem: Problem) -> None:
+    """Also where the bias has one number for all keys."""
+    scores = problem.queries @ problem.keys.mT
+    for addend in (scores, scores[:, :, :, :1], scores[:1, :, :1]):
+        longer = attnspec.extend_bias(addend, problem.keys, extra=2)
+        shape = (*addend.shape[:3], scores.shape[3])
+        assert_same(longer, np.concatenate((np.broadcast_to(addend, shape), np.zeros((*shape[:3], 2))), axis=3))
+
+
+@law(masked=True)
+def test_every_query_keeps_the_extra_keys_and_of_the_others_what_it_kept(problem: Problem) -> None:
+    """Even a query that kept none."""
+    longer = attnspec.keep_extra(problem.keep, extra=2)
+    assert_same(longer, np.concatenate((problem.keep, np.ones((*problem.keep.shape[:3], 2), bool)), axis=3))
+
+
+@law()
+def test_a_sink_takes_the_share_of_one_more_key_and_gives_nothing(problem: Problem) -> None:
+    """So it is a column of scores whose weights are left out."""
+    scores = np.where(problem.seen, problem.queries @ problem.keys.mT, -np.inf)
+    sinks = problem.rng.normal(0, 3, size=scores.shape[1])
+    wider = np.concatenate((scores, np.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))), axis=3)
+    within = 2 * softmax(exact(wider), EPS).error[..., :-1]
+    assert_same(attnspec.softmax(scores, sinks), np.ascontiguousarray(attnspec.softmax(wider)[..., :-1]), within=within)
+
+
+@law(seq_k=several)
+def test_a_cap_keeps_the_order_of_the_scores_and_none_exceeds_it(problem: Problem) -> None:
+    """Scores here are multiples of 1/8 of at most 2 caps, so that rounding cannot hide an order."""
+    limit = problem.rng.uniform(3, 30)
+    scores = np.clip(np.round(8 * problem.queries @ problem.keys.mT) / 8, -2 * limit, 2 * limit)
+    capped = attnspec.cap(scores, limit=limit)
+    assert_same(np.sign(capped[..., :, None] - capped[..., None, :]), np.sign(scores[..., :, None] - scores[..., None, :]))
+    huge = attnspec.cap(1e300 * scores, limit=limit)
+    assert (np.abs(huge) <= limit).all(), f"{huge} exceeds {limit}"
+
+
+@law(masked=True)
+def test_a_bias_of_minus_infinity_drops_the_key(problem: Problem) -> None:
+    """So an additive mask is a bias."""
+    bias = np.where(problem.keep, 0.0, -np.inf)
+    found = attnspec.attend(problem.queries, problem.keys, problem.values, bias=bias, **problem.options)
+    assert_same(found, problem.attend())
+
+
+@law(masked=False)
+def test_an_axis_of_size_1_in_the_bias_stands_for_all(problem: Problem) -> None:
+    """For the batch, the heads, the queries and the keys, together and alone."""
+    scores = problem.queries @ problem.keys.mT
+    other = problem.rng.normal(size=scores.shape)
+    for axes in ((0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3)):
+        small = other.mean(axis=axes, keepdims=True)
+        assert_same(attnspec.bias(scores, small), scores + small, what=f"the scores for a bias of shape {small.shape}")
+
+
+@law()
+def test_over_evenly_spread_chances_dropout_keeps_the_mean_of_the_weights(problem: Problem) -> None:
+    """One division and 4 additions are rounded; the rates are multiples of 1/4, so that what survives is counted exactly."""
+    weights = problem.steps()["softmax"]
+    for rate in (0.0, 0.25, 0.5, 0.75):
+        total = np.zeros_like(weights)
+        for chance in (1 / 8, 3 / 8, 5 / 8, 7 / 8):
+            survivors = attnspec.draw_survivors(weights, rate=rate, generator=lambda shape, chance=chance: np.full(shape, chance))
+            total = total + attnspec.drop(weights, survivors, rate=rate)
+        assert_same(total / 4, weights, within=gamma(5, EPS) * weights, what=f"the mean at rate {rate}")
+
+
+@law()
+def test_a_weight_that_dropout_drops_is_exactly_0(problem: Problem) -> None:
+    """Whatever it was; the others stay what they are, divided by the share that survives."""
+    weights = problem.steps()["softmax"]
+    survivors = problem.rng.random(weights.shape) < 1 / 2
+    for poison in POISONS:
+        dropped = attnspec.drop(poisoned(weights, ~survivors, poison), survivors, rate=0.25)
+        assert_same(dropped, np.where(survivors, weights / 0.75, 0.0), what=f"the weights where {poison} is dropped")
+
+
+@law()
+def test_dropout_of_rate_0_changes_nothing(problem: Problem) -> None:
+    """Not even where chance gives exactly 0."""
+    still = attnspec.Dropout(0.0, np.zeros)
+    found = attnspec.attend(problem.queries, problem.keys, problem.values, keep=problem.keep, dropout=still, **problem.options)
+    assert_same(found, problem.attend())
+
+
+@law(h_kv=several)
+def test_a_gate_is_a_factor_of_the_block_of_w_o_of_its_head(problem: Problem) -> None:
+    """Powers of two here, so that neither side is rounded."""
+    h, w_o = problem.parameters.w_q.shape[0], problem.parameters.w_o
+    gates = problem.rng.choice([0.0, 1.0, 2.0, -0.5], size=h)
+    scaled = problem.but(w_o=(w_o.reshape(h, -1, w_o.shape[1]) * gates[:, None, None]).reshape(w_o.shape))
+    assert_same(problem.but(gates=gates).run(), scaled.run())
+
+
+@law(h_kv=several, group=1)
+def test_a_head_with_a_gate_of_0_can_be_taken_away(problem: Problem) -> None:
+    """With its keys, its values and its block of `w_o`."""
+    h = problem.parameters.w_q.shape[0]
+    head = int(problem.rng.integers(h))
+    rest = np.arange(h) != head
+    keep = None if problem.keep is None else problem.keep[:, rest]
+    pruned = problem.but(parameters=problem.parameters.prune({head}), queries=problem.queries[:, rest], keep=keep)
+    assert_same(problem.but(gates=rest.astype(float)).run(), pruned.run(), within=rounding(problem) + rounding(pruned))
+
+
+@law()
+def test_a_linear_bias_is_minus_the_slope_times_the_distance(problem: Problem) -> None:
+    """Element by element, in both directions."""
+    slopes = problem.rng.random(problem.queries.shape[1])
+    queries, keys = (problem.rng.integers(-9, 9, size=(array.shape[0], array.shape[2])) for array in (problem.queries, problem.keys))
+    wanted = [[[[-slope * abs(i - j) for j in there] for i in here] for slope in slopes] for here, there in zip(queries, keys, strict=True)]
+    assert_same(attnspec.linear_bias(slopes, queries, keys), np.array(wanted))
+
+
+@law()
+def test_a_bias_of_positions_depends_on_their_difference_alone(problem: Problem) -> None:
+    """Moving all of them changes nothing."""
+    h, far = problem.queries.shape[1], int(problem.rng.integers(1, 1000))
+    queries, keys = (problem.rng.integers(-9, 9, size=(array.shape[0], array.shape[2])) for array in (problem.queries, problem.keys))
+    slopes, table = problem.rng.random(h), problem.rng.normal(size=(8, h))
+    assert_same(attnspec.linear_bias(slopes, queries + far, keys + far), attnspec.linear_bias(slopes, queries, keys))
+    here, there = (attnspec.relative_bias(table, queries + add, keys + add, max_distance=5) for add in (0, far))
+    assert_same(there, here)
+
+
+@law()
+def test_near_keys_have_a_bucket_of_their_own_and_far_ones_share_the_last(problem: Problem) -> None:
+    """In each direction; between the two a bucket never falls with the distance."""
+    buckets = int(problem.rng.integers(2, 20))
+    near = buckets // 2
+    largest = near + int(problem.rng.integers(1, 40))
+    distance = np.arange(2 * largest)
+
+    def bucket(ahead: np.ndarray, table: np.ndarray, *, bidirectional: bool) -> np.ndarray:
+        here = np.zeros((1, 1), int)
+        found = attnspec.relative_bias(table[:, None], here, ahead[None], max_distance=largest, bidirectional=bidirectional)
+        return found[0, 0, 0]
+
+    behind = bucket(-distance, np.arange(2.0 * buckets), bidirectional=True)
+    ahead = bucket(distance[1:], np.arange(2.0 * buckets) - buckets, bidirectional=True)
+    alone = bucket(-distance, np.arange(1.0 * buckets), bidirectional=False)
+    for found in (behind, np.concatenate(([0.0], ahead)), alone):
+        assert_same(found[:near], distance[:near].astype(float))
+        assert (np.diff(found) >= 0).all(), f"{found} falls"
+        assert (found[largest:] == buckets - 1).all(), f"{found} does not end in {buckets - 1}"
+    assert_same(
+        bucket(distance, np.arange(1.0 * buckets), bidirectional=False), np.zeros(len(distance)), what="the bucket of what is ahead"
+    )
 
 
 # --- dtypes and ownership

@@ -283,35 +283,6 @@ def test_whole_groups_are_pruned_with_their_keys():
             drawn.parameters.prune(heads)
 
 
-def test_a_zero_key_is_a_sink_of_score_zero():
-    drawn = draw(NEUTRAL | {"extra": True})
-    parameters = dataclasses.replace(drawn.parameters, extra_k=np.zeros((3, 1, 6)), extra_v=np.zeros((3, 1, 3)))
-    sink = dataclasses.replace(drawn.parameters, extra_k=None, extra_v=None, sinks=np.zeros(3))
-    first, second = (dataclasses.replace(drawn, parameters=p).run() for p in (parameters, sink))
-    np.testing.assert_allclose(first, second, rtol=0, atol=ROUNDING)
-
-
-@pytest.mark.parametrize("pairing", ["half", "interleaved"])
-def test_rotation_keeps_lengths_and_scores_depend_on_differences_alone(pairing):
-    rng = np.random.default_rng(0)
-    queries, keys = rng.normal(size=(2, 3, 5, 6)), rng.normal(size=(2, 3, 7, 6))
-    at, there = np.arange(5)[None], np.arange(7)[None]
-    turned = attnspec.rotate(queries, at, pairing=pairing)
-    np.testing.assert_allclose((turned**2).sum(-1), (queries**2).sum(-1), rtol=ROUNDING)
-    here = attnspec.score(turned, attnspec.rotate(keys, there, pairing=pairing))
-    moved = attnspec.score(attnspec.rotate(queries, at + 90, pairing=pairing), attnspec.rotate(keys, there + 90, pairing=pairing))
-    np.testing.assert_allclose(moved, here, rtol=0, atol=200 * ROUNDING)  # angles near 100 lose 7 bits
-
-
-def test_the_two_pairings_are_one_rotation_under_a_permutation_of_channels():
-    rng = np.random.default_rng(0)
-    tokens, at = rng.normal(size=(2, 3, 5, 6)), np.arange(5)[None]
-    order = [0, 2, 4, 1, 3, 5]
-    np.testing.assert_array_equal(
-        attnspec.rotate(tokens, at, pairing="interleaved")[..., order], attnspec.rotate(tokens[..., order], at, pairing="half")
-    )
-
-
 @pytest.mark.parametrize("h", range(1, 20))
 def test_slopes_fall_and_powers_of_two_are_a_geometric_sequence(h):
     slopes = attnspec.alibi_slopes(h)

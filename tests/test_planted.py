@@ -21,6 +21,7 @@ from reference import reference
 import attnspec
 from attnspec import AttnspecError, DtypeError, ShapeError, substitute
 from attnspec.arrays import backend_of
+from attnspec_docs.laws import laws_of, slug_of
 
 Array = np.ndarray
 
@@ -150,10 +151,10 @@ def shares(scores: Array, axis: int | tuple[int, ...]) -> Array:
 
 def softmax_along(axis: int | tuple[int, ...]) -> Callable[..., Array]:
     """Compute a softmax along the wrong axis."""
-    return lambda scores, /, **_: shares(scores, axis)
+    return lambda scores, /, *_, **__: shares(scores, axis)
 
 
-def softmax_without_guard(scores: Array, /, *, precision: str | None = None) -> Array:
+def softmax_without_guard(scores: Array, /, *_: Any, precision: str | None = None) -> Array:
     """Forget that a query may have no key."""
     del precision
     with np.errstate(all="ignore"):
@@ -161,7 +162,7 @@ def softmax_without_guard(scores: Array, /, *, precision: str | None = None) -> 
         return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def softmax_without_shift(scores: Array, /, *, precision: str | None = None) -> Array:
+def softmax_without_shift(scores: Array, /, *_: Any, precision: str | None = None) -> Array:
     """Let large scores overflow."""
     del precision
     with np.errstate(all="ignore"):
@@ -170,18 +171,18 @@ def softmax_without_shift(scores: Array, /, *, precision: str | None = None) -> 
         return powers / np.where(total == 0, 1, total)
 
 
-def softmax_of_the_input(scores: Array, /, *, precision: str | None = None) -> Array:
+def softmax_of_the_input(scores: Array, /, *_: Any, precision: str | None = None) -> Array:
     """Use the memory of the scores for the weights."""
     scores[...] = attnspec.softmax(scores, precision=precision)
     return scores
 
 
-def softmax_in_float64(scores: Any, /, *, precision: str | None = None) -> Any:
+def softmax_in_float64(scores: Any, /, *_: Any, precision: str | None = None) -> Any:
     """Forget to go back to the dtype of the input."""
     return attnspec.softmax(backend_of(scores).astype(scores, "float64"), precision=precision)
 
 
-def softmax_in_the_dtype_of_the_scores(scores: Array, /, *, precision: str | None = None) -> Array:
+def softmax_in_the_dtype_of_the_scores(scores: Array, /, *_: Any, precision: str | None = None) -> Array:
     """Forget the precision asked for."""
     del precision
     return attnspec.softmax(scores)
@@ -218,6 +219,25 @@ def changed_mask(change: Callable[[Array], Array]) -> Callable[..., Array]:
         return np.where(change(np.broadcast_to(keep, scores.shape)), scores, -math.inf)
 
     return mask
+
+
+def turned_askew(tokens: Array, positions: Array, /, **_: Any) -> Array:
+    """Add what must be subtracted, so that pairs of channels do not keep their length."""
+    half = tokens.shape[3] // 2
+    angle = positions[:, None, :, None] * 10_000.0 ** (-np.arange(half) / half)
+    first, second = tokens[..., :half], tokens[..., half:]
+    return np.concatenate((first * np.cos(angle) + second * np.sin(angle), first * np.sin(angle) + second * np.cos(angle)), axis=3)
+
+
+def in_front(heads: Array, extra: Array, /) -> Array:
+    """Put extra keys or values before those of the context."""
+    return np.concatenate((np.broadcast_to(extra, (len(heads), *extra.shape)), heads), axis=2)
+
+
+def without_root(tokens: Array, gain: Array | None = None, /, **_: Any) -> Array:
+    """Divide by the square of the length."""
+    del gain
+    return tokens / np.square(tokens).sum(axis=3, keepdims=True)
 
 
 FAULTS = [
@@ -307,6 +327,7 @@ BESIDES = [
     Fault("blend", "without a guard for values that nobody sees", lambda w, v, /: w @ v),
     Fault("softmax", "without the shift by the largest", softmax_without_shift),
     Fault("softmax", "in the memory of its argument", softmax_of_the_input),
+    Fault("softmax", "the sink left out", lambda scores, sinks=None, /, **options: attnspec.softmax(scores, **options)),
     Fault("softmax", "the precision ignored", softmax_in_the_dtype_of_the_scores),
     Fault("project_keys", "a bias of its own", then("project_keys", lambda k: k + np.arange(k.shape[2])[:, None])),
     Fault("score", "the square of the distance", lambda q, k, /: -np.square(q[:, :, :, None] - k[:, :, None]).sum(axis=4)),
@@ -314,6 +335,40 @@ BESIDES = [
     Fault("blend", "the values squared", second("blend", np.square)),
     Fault("blend", "the size of the values forgotten", then("blend", lambda z: z / (1 + np.square(z).sum(axis=3, keepdims=True)))),
     Fault("mix", "a linear map in float32", then("mix", lambda y: y.astype(np.float32).astype(y.dtype))),
+    Fault("normalise", "by the square of the length", without_root),
+    Fault("rotate", "the sine added", turned_askew),
+    Fault("rotate", "from position 1 on", second("rotate", lambda at: at + 1)),
+    Fault("cap", "left out", lambda scores, /, *, limit: scores + 0 * limit),
+    Fault("bias", "subtracted", second("bias", np.negative)),
+    Fault("extend_bias", "the extra keys in front", then("extend_bias", lambda b: b[..., ::-1])),
+    Fault("extend_keys", "the extra keys in front", in_front),
+    Fault("extend_values", "the extra values in front", in_front),
+    Fault(
+        "keep_extra", "the extra keys dropped", lambda keep, /, *, extra: np.concatenate((keep, keep[..., :1].repeat(extra, 3) & False), 3)
+    ),
+    Fault(
+        "keep_window",
+        "left and right exchanged",
+        lambda q, k, /, *, left=None, right=None: attnspec.keep_window(q, k, left=right, right=left),
+    ),
+    Fault("keep_lengths", "one key too many", second("keep_lengths", lambda n: n + 1)),
+    Fault("keep_documents", "those before, too", lambda q, k, /: q[:, None, :, None] >= k[:, None, None, :]),
+    Fault("number_documents", "one token too early", first("number_documents", lambda cumulative: cumulative - 1)),
+    Fault("count_in_documents", "from the last token on", then("count_in_documents", lambda at: at[:, ::-1])),
+    Fault("append_to_cache", "what was before forgotten", first("append_to_cache", lambda cached: 0 * cached)),
+    Fault("append_to_cache", "the new tokens in front", lambda cached, new, /: np.concatenate((new, cached), axis=2)),
+    Fault(
+        "draw_survivors",
+        "at the rate of those that survive",
+        lambda weights, /, *, rate, generator: attnspec.draw_survivors(weights, rate=1 - rate, generator=generator),
+    ),
+    Fault("drop", "divided by the rate", lambda weights, survivors, /, *, rate: np.where(survivors, weights / rate, 0)),
+    Fault("drop", "multiplied by the survivors", lambda weights, survivors, /, *, rate: weights * survivors / (1 - rate)),
+    Fault("gate", "added", lambda blended, gates, /: blended + gates[:, None, None]),
+    Fault("linear_bias", "along one direction", lambda slopes, q, k, /: slopes[:, None, None] * (k[:, None, None] - q[:, None, :, None])),
+    Fault("linear_bias", "from the position of the key", second("linear_bias", lambda q: q * 0)),
+    Fault("relative_bias", "from the position of the key", second("relative_bias", lambda q: q * 0)),
+    Fault("relative_bias", "the buckets in another order", first("relative_bias", lambda table: np.roll(table, 1, axis=0))),
 ]
 """Faults that are no transpositions, so that every law has something to catch."""
 
@@ -325,7 +380,7 @@ DIFFERENT = draw(**PRIMES | MASKS | {"group": 2})
 SAME = draw(**EQUAL | MASKS)
 
 STEPS = list(DIFFERENT.steps())
-"""The steps that every layer has; those that an option asks for have their faults in test_exactness.py."""
+"""The steps that every layer has; transpositions in those that an option asks for are planted in test_planted_options.py."""
 
 
 def check(problem: Problem) -> None:
@@ -419,6 +474,18 @@ def test_every_law_of_gradients_catches_a_fault(law: str) -> None:
     WITH_TORCH[law]()
     with substitute(**FAULTS_IN_TORCH[law]), pytest.raises(AssertionError, match="the gradient for"):
         WITH_TORCH[law]()
+
+
+CLAIMS = [(step, law) for step in attnspec.step._steps for law in map(slug_of, laws_of(step_named(step)))]
+
+
+@pytest.mark.parametrize(("step", "law"), CLAIMS)
+def test_a_law_that_a_step_claims_is_broken_by_a_fault_of_that_step(step: str, law: str) -> None:
+    """So no docstring claims a law that has nothing to do with its step."""
+    if (name := f"test_{law}") in WITH_TORCH:
+        assert step in FAULTS_IN_TORCH[name]
+    else:
+        assert any(broken_by(fault, name) for fault in [*BESIDES, *FAULTS] if fault.step == step)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
 """The laws: sentences in docstrings, each the name of a property test."""
 
 import ast
+import inspect
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import attnspec
 
 from .blocks import block
 
@@ -49,6 +53,30 @@ def reference_to(law: str, /) -> str:
     return f"[{law.rstrip('.')}][law-{name}]"
 
 
+def laws_of(function: Any, /) -> list[str]:
+    """The laws that a function claims.
+
+    Args:
+        function: what has a docstring.
+
+    Returns:
+        The sentences of its section of laws.
+    """
+    section = re.search(r"^Laws:\n((?: +\S.*\n?)+)", inspect.getdoc(function) or "", re.MULTILINE)
+    return [line.strip() for line in section[1].splitlines()] if section else []
+
+
+@cache
+def claims() -> dict[str, dict[str, list[str]]]:
+    """For each law the sentences that claim it, each with the names of its functions, by the name of its test without `test_`."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for name, function in vars(attnspec).items():
+        if inspect.isfunction(function):
+            for law in laws_of(function):
+                found.setdefault(slug_of(law), {}).setdefault(law, []).append(name)
+    return found
+
+
 @block
 def laws() -> str:
     """Every law with its test."""
@@ -56,6 +84,14 @@ def laws() -> str:
 
 
 def _entry(name: str, note: str, code: str) -> str:
-    sentence = name.replace("_", " ").replace("b o", "`b_o`").replace("b k", "`b_k`").replace("w o", "`w_o`").replace("d k", "`d_k`")
+    if name not in claims():
+        raise ValueError(f"tests/test_laws.py has test_{name}, but no docstring claims this law.")
+    sentence, users = next(iter(claims()[name].items()))
     body = "\n".join(f"    {line}" for line in f"```python\n{code}\n```".splitlines())
-    return f'### {sentence[0].upper()}{sentence[1:]} {{ #law-{name} }}\n\n{note}\n\n??? quote "The test"\n\n{body}'
+    claimed = ", ".join(map(_link, users))
+    return f'### {sentence.rstrip(".")} {{ #law-{name} }}\n\n{note}\n\nA law of {claimed}.\n\n??? quote "The test"\n\n{body}'
+
+
+def _link(name: str) -> str:
+    """Link a function, if it has a page."""
+    return f'<autoref optional identifier="attnspec.{name}"><code>{name}</code></autoref>'

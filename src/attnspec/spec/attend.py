@@ -30,6 +30,33 @@ def score(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        The order of the keys is irrelevant.
+        Permuting the queries permutes the output.
+        Scaling the queries is scaling the scores.
+        A key has exactly no influence on the queries that drop it.
+        A dropped key that is broken has exactly no influence on gradients.
+
+    Examples: Edge cases
+        A key that is not finite has the score NaN with every query, and spoils no other.
+
+        >>> import numpy as np, attnspec
+        >>> keys = np.array([[[[1.0], [np.inf], [np.nan]]]])
+        >>> attnspec.score(np.array([[[[2.0]]]]), keys)[0, 0]
+        array([[ 2., nan, nan]])
+
+        Without keys there is no score.
+
+        >>> attnspec.score(np.ones((1, 1, 2, 3)), np.ones((1, 1, 0, 3))).shape
+        (1, 1, 2, 0)
+
+        Queries and keys of different heads never meet, so both have equally many.
+
+        >>> attnspec.score(np.ones((1, 4, 7, 3)), np.ones((1, 2, 5, 3)))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        attnspec.errors.ShapeError: score: keys (1, 2, 5, 3) has h=2, but h=4 was set by queries (1, 4, 7, 3)...
     """
     clean, broken = _without_broken(keys)
     return backend_of(keys).where(broken, math.nan, product(queries, clean.mT, precision=precision))
@@ -52,6 +79,30 @@ def scale(scores: Float[A, "batch h seq_q seq_k"], /, *, d_k: int, factor: float
 
     Raises:
         ConfigError: the factor is infinite or NaN.
+
+    Laws:
+        The scale is 1 over the square root of `d_k`.
+        Scaling the queries is scaling the scores.
+        One head of full width is plain attention.
+
+    Examples: Edge cases
+        A factor of 0 makes all keys equal, a negative one turns their order round.
+
+        >>> import numpy as np, attnspec
+        >>> scores = np.array([[[[3.0, 5.0]]]])
+        >>> attnspec.scale(scores, d_k=4)[0, 0]
+        array([[1.5, 2.5]])
+        >>> attnspec.scale(scores, d_k=4, factor=0.0)[0, 0]
+        array([[0., 0.]])
+        >>> attnspec.scale(scores, d_k=4, factor=-1.0)[0, 0]
+        array([[-3., -5.]])
+
+        An infinite factor would make NaN of a score of 0.
+
+        >>> attnspec.scale(scores, d_k=4, factor=np.inf)
+        Traceback (most recent call last):
+            ...
+        attnspec.errors.ConfigError: scale: factor=inf must be finite.
     """
     if factor is None:
         return scores * (1 / math.sqrt(d_k))
@@ -75,6 +126,32 @@ def cap(scores: Float[A, "batch h seq_q seq_k"], /, *, limit: float) -> Float[A,
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        A cap keeps the order of the scores, and none exceeds it.
+
+    Examples: Edge cases
+        However large a score is, it ends at the limit; a score far below the limit is left nearly as it is.
+
+        >>> import numpy as np, attnspec
+        >>> scores = np.array([[[[1e300, -np.inf, 0.5]]]])
+        >>> attnspec.cap(scores, limit=30.0).round(4)[0, 0]
+        array([[ 30. , -30. ,   0.5]])
+
+        So a dropped key comes back to life where the cap follows the mask. NaN stays NaN.
+
+        >>> masked = np.array([[[[0.0, -np.inf, np.nan]]]])
+        >>> attnspec.softmax(attnspec.cap(masked[..., :2], limit=2.0)).round(4)[0, 0]
+        array([[0.8808, 0.1192]])
+        >>> attnspec.cap(masked, limit=2.0)[0, 0]
+        array([[ 0., -2., nan]])
+
+        No cap is None, not infinity.
+
+        >>> attnspec.Policy(cap=np.inf)
+        Traceback (most recent call last):
+            ...
+        attnspec.errors.ConfigError: Policy: cap=inf must be positive and finite; None is for no cap.
     """
     return backend_of(scores).tanh(scores / limit) * limit
 
@@ -92,6 +169,32 @@ def bias(scores: Float[A, "batch h seq_q seq_k"], addend: Float[A, "#batch #h #s
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        A bias of minus infinity drops the key.
+        An axis of size 1 in the bias stands for all.
+
+    Examples: Edge cases
+        One number for each key serves all queries.
+
+        >>> import numpy as np, attnspec
+        >>> scores = np.zeros((1, 1, 2, 2))
+        >>> attnspec.bias(scores, np.array([[[[5.0, 7.0]]]]))[0, 0]
+        array([[5., 7.],
+               [5., 7.]])
+
+        Minus infinity drops a key, however high its score.
+
+        >>> high = np.array([[[[1e300, 0.0]]]])
+        >>> attnspec.softmax(attnspec.bias(high, np.array([[[[-np.inf, 0.0]]]])))[0, 0]
+        array([[0., 1.]])
+
+        An axis of another size than 1 must fit.
+
+        >>> attnspec.bias(scores, np.zeros((1, 1, 3, 2)))
+        Traceback (most recent call last):
+            ...
+        attnspec.errors.ShapeError: bias: addend (1, 1, 3, 2) has seq_q=3, but seq_q=2 was set by scores (1, 1, 2, 2).
     """
     return scores + addend
 
@@ -112,6 +215,21 @@ def extend_bias(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Extra keys have no bias, and those of the context keep theirs.
+
+    Examples: Edge cases
+        One number for all keys of the context is written out, so that it does not reach the extra keys.
+
+        >>> import numpy as np, attnspec
+        >>> attnspec.extend_bias(np.full((1, 1, 1, 1), 5.0), np.ones((1, 1, 3, 2)), extra=1)[0, 0]
+        array([[5., 5., 5., 0.]])
+
+        Without extra keys the bias stays as it is.
+
+        >>> attnspec.extend_bias(np.array([[[[5.0, -np.inf]]]]), np.ones((1, 1, 2, 2)), extra=0)[0, 0]
+        array([[  5., -inf]])
     """
     xp = backend_of(addend)
     spread = xp.repeat(addend, keys.shape[2] // addend.shape[3], axis=3)
@@ -139,6 +257,41 @@ def mask(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        A dropped key has exactly no influence.
+        A key has exactly no influence on the queries that drop it.
+        Keeping all keys is no mask.
+        An axis of size 1 in the mask stands for all.
+        Masking twice is masking with both.
+        Causality is a mask.
+        A dropped key has exactly no influence on gradients.
+
+    Examples: Edge cases
+        A dropped key is gone, whatever its score was.
+
+        >>> import numpy as np, attnspec
+        >>> scores = np.array([[[[3.0, np.nan, np.inf]]]])
+        >>> keep = np.array([[[[True, False, False]]]])
+        >>> attnspec.mask(scores, keep)[0, 0]
+        array([[  3., -inf, -inf]])
+
+        What a query gets that keeps no key is a convention.
+
+        >>> scores, nothing = np.array([[[[3.0, 5.0]]]]), np.zeros((1, 1, 1, 2), bool)
+        >>> attnspec.mask(scores, nothing)[0, 0]
+        array([[-inf, -inf]])
+        >>> attnspec.mask(scores, nothing, empty_row="uniform")[0, 0]
+        array([[0., 0.]])
+        >>> attnspec.mask(scores, nothing, empty_row="unmasked")[0, 0]
+        array([[3., 5.]])
+
+        Numbers are no mask: they do not say whether 1 keeps or drops.
+
+        >>> attnspec.mask(scores, np.ones((1, 1, 1, 2)))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        attnspec.errors.DtypeError: mask: keep is float64, but must be boolean...
     """
     xp = backend_of(scores)
     kept = xp.where(keep, scores, -math.inf)
@@ -175,6 +328,47 @@ def softmax(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        The weights of a query sum to 1, or without a key to 0.
+        Adding a constant to all scores of a query changes nothing.
+        A larger score gets a larger weight.
+        Huge scores do not overflow.
+        A sink takes the share of one more key and gives nothing.
+        A query with one key gets exactly its value.
+        Duplicating every key and value changes nothing.
+        A query without a key has zero gradients.
+        Float64 precision gives the float64 weights rounded once.
+        The precision asked for reaches the softmax.
+
+    Examples: Edge cases
+        A row of minus infinities gives zeros, or NaN where that is the convention.
+
+        >>> import numpy as np, attnspec
+        >>> row = np.full((1, 1, 1, 2), -np.inf)
+        >>> attnspec.softmax(row)[0, 0]
+        array([[0., 0.]])
+        >>> attnspec.softmax(row, empty_row="nan")[0, 0]
+        array([[nan, nan]])
+
+        Only the differences of scores count, so that huge ones do not overflow; a single key gets all.
+
+        >>> attnspec.softmax(np.array([[[[1e300, 1e300, -1e300]]]]))[0, 0]
+        array([[0.5, 0.5, 0. ]])
+        >>> attnspec.softmax(np.array([[[[-1e300]]]]))[0, 0]
+        array([[1.]])
+
+        A score of NaN makes NaN of the whole row: a query that sees a broken key has no answer.
+
+        >>> attnspec.softmax(np.array([[[[np.nan, 0.0]]]]))[0, 0]
+        array([[nan, nan]])
+
+        Beside a sink the weights add up to less than 1, and to 0 where no key is kept.
+
+        >>> attnspec.softmax(np.zeros((1, 1, 1, 2)), np.zeros(1)).round(4)[0, 0]
+        array([[0.3333, 0.3333]])
+        >>> attnspec.softmax(row, np.zeros(1))[0, 0]
+        array([[0., 0.]])
     """
     xp = backend_of(scores)
     wide = xp.astype(scores, _working_dtype(scores, precision))
@@ -219,6 +413,24 @@ def draw_survivors(weights: Float[A, "batch h seq_q seq_k"], /, *, rate: float, 
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Over evenly spread chances dropout keeps the mean of the weights.
+        Dropout of rate 0 changes nothing.
+
+    Examples: Edge cases
+        With a rate of 0 every weight survives, even where chance gives exactly 0.
+
+        >>> import numpy as np, attnspec
+        >>> weights = np.full((1, 1, 1, 3), 1 / 3)
+        >>> attnspec.draw_survivors(weights, rate=0.0, generator=np.zeros)[0, 0]
+        array([[ True,  True,  True]])
+
+        Chance may be any function that makes numbers from 0 to less than 1; those below the rate drop their weights.
+
+        >>> chances = np.array([[[[0.1, 0.5, 0.9]]]])
+        >>> attnspec.draw_survivors(weights, rate=0.5, generator=lambda shape: chances)[0, 0]
+        array([[False,  True,  True]])
     """
     return backend_of(weights).uniform(weights, generator) >= rate
 
@@ -242,6 +454,32 @@ def drop(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Over evenly spread chances dropout keeps the mean of the weights.
+        Dropout of rate 0 changes nothing.
+        A weight that dropout drops is exactly 0.
+
+    Examples: Edge cases
+        What is dropped is 0, even if it was NaN; the others are raised.
+
+        >>> import numpy as np, attnspec
+        >>> weights = np.array([[[[0.25, 0.25, np.nan]]]])
+        >>> survivors = np.array([[[[True, False, False]]]])
+        >>> attnspec.drop(weights, survivors, rate=0.5)[0, 0]
+        array([[0.5, 0. , 0. ]])
+
+        If chance drops all weights of a query, it finds nothing.
+
+        >>> attnspec.drop(weights, np.zeros((1, 1, 1, 3), bool), rate=0.5)[0, 0]
+        array([[0., 0., 0.]])
+
+        Not all weights can be dropped on average, since the others could not make up for them.
+
+        >>> attnspec.Dropout(1.0, np.zeros)
+        Traceback (most recent call last):
+            ...
+        attnspec.errors.ConfigError: Dropout: rate=1.0 must be at least 0 and less than 1.
     """
     return backend_of(weights).where(survivors, weights / (1 - rate), 0.0)
 
@@ -265,6 +503,30 @@ def blend(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        What a query finds lies between the values that it keeps.
+        Attention is linear in the values.
+        A query with one key gets exactly its value.
+        Queries of zeros find the mean of the values.
+        A key has exactly no influence on the queries that drop it.
+        A query that sees a broken value gets NaN, and no other.
+
+    Examples: Edge cases
+        A value of weight 0 has no influence, even if it is NaN; with any weight it makes NaN of all that the query finds.
+
+        >>> import numpy as np, attnspec
+        >>> values = np.array([[[[1.0, 2.0], [np.nan, 4.0]]]])
+        >>> attnspec.blend(np.array([[[[1.0, 0.0], [0.5, 0.5]]]]), values)[0, 0]
+        array([[ 1.,  2.],
+               [nan, nan]])
+
+        Weights of zeros find nothing, and so do queries without keys.
+
+        >>> attnspec.blend(np.zeros((1, 1, 1, 2)), values)[0, 0]
+        array([[0., 0.]])
+        >>> attnspec.blend(np.zeros((1, 1, 1, 0)), np.ones((1, 1, 0, 2)))[0, 0]
+        array([[0., 0.]])
     """
     xp = backend_of(values)
     clean, broken = _without_broken(values)
@@ -286,6 +548,22 @@ def gate(blended: Float[A, "batch h seq_q d_v"], gates: Float[A, " h"], /) -> Fl
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        A gate is a factor of the block of `w_o` of its head.
+        A head with a gate of 0 can be taken away.
+
+    Examples: Edge cases
+        Each head has one gate, for all sequences and positions.
+
+        >>> import numpy as np, attnspec
+        >>> attnspec.gate(np.ones((1, 2, 2, 1)), np.array([0.0, 5.0])).ravel()
+        array([0., 0., 5., 5.])
+
+        A closed gate does not hide what is broken: 0 times NaN is NaN.
+
+        >>> attnspec.gate(np.array([[[[np.nan, 1.0]]]]), np.zeros(1))[0, 0]
+        array([[nan,  0.]])
     """
     return blended * gates[:, None, None]
 

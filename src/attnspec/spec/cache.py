@@ -25,6 +25,27 @@ def append_to_cache(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        The parts of a sequence, one behind the other, are the sequence.
+        One call of n tokens gives what n calls of one give.
+
+    Examples: Edge cases
+        Behind an empty cache the new tokens are all that there is; without new tokens the cache stays.
+
+        >>> import numpy as np, attnspec
+        >>> tokens, none = np.array([[[[5.0], [7.0]]]]), np.ones((1, 1, 0, 1))
+        >>> attnspec.append_to_cache(none, tokens).ravel()
+        array([5., 7.])
+        >>> attnspec.append_to_cache(tokens, none).ravel()
+        array([5., 7.])
+
+        A cache of another batch is refused.
+
+        >>> attnspec.append_to_cache(np.ones((5, 1, 3, 1)), tokens)
+        Traceback (most recent call last):
+            ...
+        attnspec.errors.ShapeError: append_to_cache: new (1, 1, 2, 1) has batch=1, but batch=5 was set by cached (5, 1, 3, 1).
     """
     return backend_of(new).concat((cached, new), axis=2)
 

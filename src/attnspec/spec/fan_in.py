@@ -20,6 +20,26 @@ def concatenate(blended: Float[A, "batch h seq_q d_v"], /) -> Float[A, "batch se
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Changing the parameters of one head changes only its slot.
+        Permuting the heads and their blocks of `w_o` together changes nothing.
+        Mixing the heads is adding what each makes of its block of `w_o`.
+        A batch is computed sequence by sequence.
+
+    Examples: Edge cases
+        Head after head: all channels of the first, then all of the second.
+
+        >>> import numpy as np, attnspec
+        >>> attnspec.concatenate(np.array([[[[1.0, 2.0]], [[3.0, 4.0]]]]))
+        array([[[1., 2., 3., 4.]]])
+
+        One head is left as it is, less its axis. Without queries there are no rows.
+
+        >>> attnspec.concatenate(np.array([[[[1.0, 2.0]]]]))
+        array([[[1., 2.]]])
+        >>> attnspec.concatenate(np.ones((1, 3, 0, 2))).shape
+        (1, 0, 6)
     """
     batch, h, seq_q, d_v = blended.shape
     xp = backend_of(blended)
@@ -50,6 +70,27 @@ def mix(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Mixing the heads is adding what each makes of its block of `w_o`.
+        Permuting the heads and their blocks of `w_o` together changes nothing.
+        A query without a key gives exactly `b_o`.
+        Without any position to look at the output is exactly `b_o`.
+
+    Examples: Edge cases
+        Where no head found anything, exactly the bias is left.
+
+        >>> import numpy as np, attnspec
+        >>> b_o = np.array([0.1, 0.2, 0.3])
+        >>> attnspec.mix(np.zeros((1, 1, 2)), np.ones((2, 3)), b_o)[0]
+        array([[0.1, 0.2, 0.3]])
+
+        The width of what comes in is that of all heads together.
+
+        >>> attnspec.mix(np.ones((1, 1, 4)), np.ones((2, 3)))
+        Traceback (most recent call last):
+            ...
+        attnspec.errors.ShapeError: mix: w_o (2, 3) has h*d_v=2, but h*d_v=4 was set by concatenated (1, 1, 4).
     """
     mixed = product(concatenated, w_o, precision=precision)
     return mixed if b_o is None else mixed + b_o

@@ -32,6 +32,33 @@ def project_queries(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Changing the parameters of one head changes only its slot.
+        A batch is computed sequence by sequence.
+        Permuting the queries permutes the output.
+        One head of full width is plain attention.
+
+    Examples: Edge cases
+        No positions, no queries; every head has its own for each position.
+
+        >>> import numpy as np, attnspec
+        >>> attnspec.project_queries(np.ones((1, 0, 3)), np.ones((2, 3, 4))).shape
+        (1, 2, 0, 4)
+
+        A position that is not a number spoils its own query alone.
+
+        >>> x = np.array([[[np.nan], [1.0]]])
+        >>> attnspec.project_queries(x, np.ones((1, 1, 1)), np.zeros((1, 1)))[0, 0]
+        array([[nan],
+               [ 1.]])
+
+        A transposed projection is refused, unless it is square.
+
+        >>> attnspec.project_queries(np.ones((1, 5, 3)), np.ones((2, 4, 3)))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        attnspec.errors.ShapeError: project_queries: w_q (2, 4, 3) has d_model=4, but d_model=3 was set by x (1, 5, 3)...
     """
     return _project(x, w_q, b_q, precision)
 
@@ -60,6 +87,27 @@ def project_keys(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Changing the parameters of one head changes only its slot.
+        `b_k` has no influence.
+        The order of the keys is irrelevant.
+        Grouped heads are heads with repeated parameters.
+        One head of full width is plain attention.
+
+    Examples: Edge cases
+        A context without positions has no keys.
+
+        >>> import numpy as np, attnspec
+        >>> attnspec.project_keys(np.ones((1, 0, 3)), np.ones((2, 3, 4))).shape
+        (1, 2, 0, 4)
+
+        A position of zeros has the bias as its key.
+
+        >>> b_k = np.array([[5.0, 7.0]])
+        >>> attnspec.project_keys(np.zeros((1, 2, 3)), np.ones((1, 3, 2)), b_k)[0, 0]
+        array([[5., 7.],
+               [5., 7.]])
     """
     return _project(context, w_k, b_k, precision)
 
@@ -88,6 +136,25 @@ def project_values(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Changing the parameters of one head changes only its slot.
+        Values come from the context, unless they have one of their own.
+        The order of the keys is irrelevant.
+        Grouped heads are heads with repeated parameters.
+        One head of full width is plain attention.
+
+    Examples: Edge cases
+        Values may be wider than keys, or narrower.
+
+        >>> import numpy as np, attnspec
+        >>> attnspec.project_values(np.ones((1, 2, 3)), np.ones((1, 3, 5))).shape
+        (1, 1, 2, 5)
+
+        Without a bias, a position of zeros has nothing to give.
+
+        >>> attnspec.project_values(np.zeros((1, 1, 3)), np.ones((1, 3, 2)))[0, 0]
+        array([[0., 0.]])
     """
     return _project(context_v, w_v, b_v, precision)
 
@@ -108,6 +175,34 @@ def share_keys(keys: Float[A, "batch h_kv seq_k d_k"], /, *, h: int, grouping: G
 
     Raises:
         ConfigError: the groups do not divide the query heads.
+
+    Laws:
+        Sharing gives query head i the keys and values of its group.
+        Grouped heads are heads with repeated parameters.
+
+    Examples: Edge cases
+        One set of keys serves all heads; as many sets as heads are left as they are.
+
+        >>> import numpy as np, attnspec
+        >>> one, two = np.array([[[[5.0]]]]), np.array([[[[5.0]], [[7.0]]]])
+        >>> attnspec.share_keys(one, h=3).ravel()
+        array([5., 5., 5.])
+        >>> attnspec.share_keys(two, h=2).ravel()
+        array([5., 7.])
+
+        The heads of a group stand together, or one in each round.
+
+        >>> attnspec.share_keys(two, h=4).ravel()
+        array([5., 5., 7., 7.])
+        >>> attnspec.share_keys(two, h=4, grouping="strided").ravel()
+        array([5., 7., 5., 7.])
+
+        Groups are equal, or there are none.
+
+        >>> attnspec.share_keys(two, h=3)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        attnspec.errors.ConfigError: share_keys: h=3 must be a multiple of h_kv=2...
     """
     return _share("share_keys", keys, h, grouping)
 
@@ -130,6 +225,25 @@ def share_values(
 
     Raises:
         ConfigError: the groups do not divide the query heads.
+
+    Laws:
+        Sharing gives query head i the keys and values of its group.
+        Grouped heads are heads with repeated parameters.
+
+    Examples: Edge cases
+        One set of values serves all heads; as many sets as heads are left as they are.
+
+        >>> import numpy as np, attnspec
+        >>> one, two = np.array([[[[5.0]]]]), np.array([[[[5.0]], [[7.0]]]])
+        >>> attnspec.share_values(one, h=3).ravel()
+        array([5., 5., 5.])
+        >>> attnspec.share_values(two, h=2).ravel()
+        array([5., 7.])
+
+        Without positions there is nothing to share, and still a place for every head.
+
+        >>> attnspec.share_values(np.ones((1, 2, 0, 3)), h=4).shape
+        (1, 4, 0, 3)
     """
     return _share("share_values", values, h, grouping)
 
@@ -159,6 +273,34 @@ def normalise(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Normalised vectors all have one length.
+        The length of a vector has no influence once it is normalised.
+
+    Examples: Edge cases
+        A vector of zeros has no direction, and stays as it is.
+
+        >>> import numpy as np, attnspec
+        >>> zeros = np.zeros((1, 1, 1, 2))
+        >>> attnspec.normalise(zeros, kind="l2")[0, 0]
+        array([[0., 0.]])
+        >>> attnspec.normalise(zeros, kind="rms", epsilon=0.0)[0, 0]
+        array([[0., 0.]])
+
+        A single channel is its own mean, so `layer` leaves nothing of it; `rms` leaves its sign.
+
+        >>> single = np.array([[[[-3.0]]]])
+        >>> attnspec.normalise(single, kind="layer")[0, 0]
+        array([[0.]])
+        >>> attnspec.normalise(single, kind="rms", epsilon=0.0)[0, 0]
+        array([[-1.]])
+
+        Where a vector is tiny, `epsilon` is what it is measured by.
+
+        >>> tiny = np.full((1, 1, 1, 2), 1e-6)
+        >>> attnspec.normalise(tiny, kind="rms").round(4)[0, 0]
+        array([[0.001, 0.001]])
     """
     xp, width = backend_of(tokens), tokens.shape[3]
     wide = xp.astype(tokens, accurate_dtype(tokens))
@@ -184,6 +326,22 @@ def extend_keys(keys: Float[A, "batch h_kv seq_k d_k"], extra_k: Float[A, "h_kv 
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Extra keys are keys that every sequence has and every query keeps.
+        An extra key and value of zeros are a sink of score 0.
+
+    Examples: Edge cases
+        Without learnt keys nothing changes.
+
+        >>> import numpy as np, attnspec
+        >>> attnspec.extend_keys(np.ones((1, 2, 3, 4)), np.ones((2, 0, 4))).shape
+        (1, 2, 3, 4)
+
+        Where the context has no keys, the learnt ones are all that there is.
+
+        >>> attnspec.extend_keys(np.ones((2, 1, 0, 1)), np.array([[[5.0]]])).ravel()
+        array([5., 5.])
     """
     return _extend(keys, extra_k)
 
@@ -205,6 +363,22 @@ def extend_values(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Extra keys are keys that every sequence has and every query keeps.
+        An extra key and value of zeros are a sink of score 0.
+
+    Examples: Edge cases
+        Without learnt values nothing changes.
+
+        >>> import numpy as np, attnspec
+        >>> attnspec.extend_values(np.ones((1, 2, 3, 4)), np.ones((2, 0, 4))).shape
+        (1, 2, 3, 4)
+
+        Where the context has no values, the learnt ones are all that there is.
+
+        >>> attnspec.extend_values(np.ones((2, 1, 0, 1)), np.array([[[5.0]]])).ravel()
+        array([5., 5.])
     """
     return _extend(values, extra_v)
 

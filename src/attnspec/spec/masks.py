@@ -19,6 +19,35 @@ def keep_causal(positions_q: Int[A, "#batch seq_q"], positions_k: Int[A, "#batch
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Query i sees key j if j is at most i plus offset.
+        Causality is a mask.
+        What comes later has exactly no influence on a causal prefix.
+        A causal prefix can be computed alone.
+        Leaving out the first n queries shifts the offset by n.
+        A window without a bound to the left and with none to the right is causality.
+
+    Examples: Edge cases
+        Each query sees itself and what came before.
+
+        >>> import numpy as np, attnspec
+        >>> keys = np.array([[0, 1, 2]])
+        >>> attnspec.keep_causal(keys, keys).astype(int)[0, 0]
+        array([[1, 0, 0],
+               [1, 1, 0],
+               [1, 1, 1]])
+
+        A query before the first key sees none; one behind the last sees all.
+
+        >>> attnspec.keep_causal(np.array([[-1, 9]]), keys).astype(int)[0, 0]
+        array([[0, 0, 0],
+               [1, 1, 1]])
+
+        Positions need not rise: what counts is where a token stands, not its place in the array.
+
+        >>> attnspec.keep_causal(np.array([[1]]), np.array([[2, 0, 1]])).astype(int)[0, 0]
+        array([[0, 1, 1]])
     """
     return positions_k[:, None, None, :] <= positions_q[:, None, :, None]
 
@@ -42,6 +71,34 @@ def keep_window(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        A window keeps exactly the keys from i minus left to i plus right.
+        A window without a bound to the left and with none to the right is causality.
+
+    Examples: Edge cases
+        With 0 on both sides a query sees its own position alone.
+
+        >>> import numpy as np, attnspec
+        >>> at = np.array([[0, 1, 2]])
+        >>> attnspec.keep_window(at, at, left=0, right=0).astype(int)[0, 0]
+        array([[1, 0, 0],
+               [0, 1, 0],
+               [0, 0, 1]])
+
+        Without bounds it sees all keys, and with one bound all on the other side.
+
+        >>> attnspec.keep_window(at, at).all()
+        np.True_
+        >>> attnspec.keep_window(at, at, left=1).astype(int)[0, 0]
+        array([[1, 1, 1],
+               [1, 1, 1],
+               [0, 1, 1]])
+
+        Where no key is near, a query sees none.
+
+        >>> attnspec.keep_window(np.array([[9]]), at, left=2, right=2).astype(int)[0, 0]
+        array([[0, 0, 0]])
     """
     ahead = positions_k[:, None, None, :] - positions_q[:, None, :, None]
     behind = ahead >= (-left if left is not None else ahead)
@@ -61,6 +118,26 @@ def keep_lengths(keys: Float[A, "batch h seq_k d_k"], lengths: Int[A, " batch"],
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        What lies beyond the length of a sequence has exactly no influence.
+
+    Examples: Edge cases
+        A length of 0 keeps no key; a length beyond the last key keeps all.
+
+        >>> import numpy as np, attnspec
+        >>> keys = np.ones((3, 1, 2, 1))
+        >>> attnspec.keep_lengths(keys, np.array([0, 1, 9])).astype(int)[:, 0, 0]
+        array([[0, 0],
+               [1, 0],
+               [1, 1]])
+
+        There is one length for each sequence.
+
+        >>> attnspec.keep_lengths(keys, np.array([1, 2, 2, 1]))
+        Traceback (most recent call last):
+            ...
+        attnspec.errors.ShapeError: keep_lengths: lengths (4,) has batch=4, but batch=3 was set by keys (3, 1, 2, 1).
     """
     return (backend_of(keys).arange(keys.shape[2], keys) < lengths[:, None])[:, None, None, :]
 
@@ -78,6 +155,23 @@ def keep_documents(documents_q: Int[A, "#batch seq_q"], documents_k: Int[A, "#ba
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        A query sees the keys of its own document and no others.
+        Packed sequences give what each gives alone.
+
+    Examples: Edge cases
+        A query of a document without keys sees none.
+
+        >>> import numpy as np, attnspec
+        >>> attnspec.keep_documents(np.array([[0, 1]]), np.array([[0, 0, 2]])).astype(int)[0, 0]
+        array([[1, 1, 0],
+               [0, 0, 0]])
+
+        Numbers need no order; tokens of one number are one document, wherever they stand.
+
+        >>> attnspec.keep_documents(np.array([[7]]), np.array([[7, -1, 7]])).astype(int)[0, 0]
+        array([[1, 0, 1]])
     """
     return documents_q[:, None, :, None] == documents_k[:, None, None, :]
 
@@ -95,6 +189,26 @@ def keep_both(keep: Bool[A, "#batch #h #seq_q seq_k"], other: Bool[A, "#batch #h
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Keep both is the intersection.
+        Masking twice is masking with both.
+
+    Examples: Edge cases
+        An axis of size 1 in one mask stands for all of the other's.
+
+        >>> import numpy as np, attnspec
+        >>> padding = np.array([[[[True, True, False]]]])
+        >>> causal = np.array([[[[True, False, False], [True, True, False], [True, True, True]]]])
+        >>> attnspec.keep_both(padding, causal).astype(int)[0, 0]
+        array([[1, 0, 0],
+               [1, 1, 0],
+               [1, 1, 0]])
+
+        Two masks that each keep some key may keep none together.
+
+        >>> attnspec.keep_both(padding, ~padding).any()
+        np.False_
     """
     return keep & other
 
@@ -112,6 +226,23 @@ def keep_extra(keep: Bool[A, "#batch #h #seq_q seq_k"], /, *, extra: int) -> Boo
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Every query keeps the extra keys, and of the others what it kept.
+        Extra keys are keys that every sequence has and every query keeps.
+
+    Examples: Edge cases
+        A query that kept no key of the context keeps the extra ones.
+
+        >>> import numpy as np, attnspec
+        >>> attnspec.keep_extra(np.array([[[[True, False], [False, False]]]]), extra=1).astype(int)[0, 0]
+        array([[1, 0, 1],
+               [0, 0, 1]])
+
+        Without extra keys the mask stays as it is.
+
+        >>> attnspec.keep_extra(np.array([[[[True, False]]]]), extra=0)[0, 0]
+        array([[ True, False]])
     """
     xp = backend_of(keep)
     always: A = keep[:, :, :, :1] | ~keep[:, :, :, :1]

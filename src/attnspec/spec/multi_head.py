@@ -59,6 +59,44 @@ def multi_head_attention(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Permuting the heads and their blocks of `w_o` together changes nothing.
+        Mixing the heads is adding what each makes of its block of `w_o`.
+        One head of full width is plain attention.
+        Grouped heads are heads with repeated parameters.
+        Self-attention is attention with itself as context.
+        Values come from the context, unless they have one of their own.
+        Other sequences of the batch have exactly no influence.
+        A batch is computed sequence by sequence.
+        A dropped key has exactly no influence.
+        A query without a key gives exactly `b_o`.
+        Without any position to look at the output is exactly `b_o`.
+        The precision asked for reaches the softmax.
+        Every step keeps the dtype of the input.
+        Arguments are never modified.
+
+    Examples: Edge cases
+        A query without a key gives exactly `b_o`: here the first, and here all, since there is nothing to look at.
+
+        >>> import numpy as np, attnspec
+        >>> heads = attnspec.Heads(d_model=2, h=1)
+        >>> parameters = attnspec.Parameters.random(heads, seed=0).map(lambda array: 0 * array + 1)
+        >>> x = np.array([[[3.0, 5.0], [7.0, 9.0]]])
+        >>> keep = np.array([[[[False, False], [True, True]]]])
+        >>> attnspec.multi_head_attention(x, parameters, keep=keep)[0]
+        array([[ 1.,  1.],
+               [35., 35.]])
+        >>> attnspec.multi_head_attention(x, parameters, context=np.ones((1, 0, 2)))[0]
+        array([[1., 1.],
+               [1., 1.]])
+
+        Anchored at the last key, causality leaves nothing to the first of more queries than keys.
+
+        >>> late = attnspec.Policy(causal_anchor="bottom_right")
+        >>> attnspec.multi_head_attention(x, parameters, context=x[:, :1], causal=True, policy=late)[0]
+        array([[ 1.,  1.],
+               [19., 19.]])
     """
     return compute(
         x, parameters, policy, context=context, context_v=context_v, keep=keep, bias=bias, causal=causal, offset=offset, scale=scale,
@@ -100,6 +138,29 @@ def decode(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        One call of n tokens gives what n calls of one give.
+        Leaving out the first n queries shifts the offset by n.
+
+    Examples: Edge cases
+        The first call has no cache; several new tokens see each other as far as causality lets them.
+
+        >>> import numpy as np, attnspec
+        >>> heads = attnspec.Heads(d_model=2, h=1)
+        >>> parameters = attnspec.Parameters.random(heads, seed=0)
+        >>> x = np.array([[[3.0, 5.0], [7.0, 9.0], [2.0, 4.0]]])
+        >>> y, cache = attnspec.decode(x[:, :2], parameters, None)
+        >>> cache.seen
+        2
+
+        The third token finds what it finds in one call for all.
+
+        >>> last, cache = attnspec.decode(x[:, 2:], parameters, cache)
+        >>> np.allclose(last, attnspec.multi_head_attention(x, parameters, causal=True)[:, 2:])
+        True
+        >>> cache.seen
+        3
     """
     found = compute(x, parameters, policy, keep=keep, bias=bias, causal=causal, scale=scale, dropout=dropout, cache=cache, caching=True)
     return found.y, cast("Cache[A]", found.cache)
@@ -148,6 +209,44 @@ def attend(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        The order of the keys is irrelevant.
+        Permuting the queries permutes the output.
+        A key has exactly no influence on the queries that drop it.
+        Causality is a mask.
+        A query with one key gets exactly its value.
+        Queries of zeros find the mean of the values.
+        What a query finds lies between the values that it keeps.
+        Attention is linear in the values.
+        Scaling the queries is scaling the scores.
+        Duplicating every key and value changes nothing.
+        A query that sees a broken value gets NaN, and no other.
+        A query without a key has zero gradients.
+        A dropped key that is broken has exactly no influence on gradients.
+        Dropout of rate 0 changes nothing.
+
+    Examples: Edge cases
+        A query that keeps no key finds exactly 0, by the default policy.
+
+        >>> import numpy as np, attnspec
+        >>> queries, keys = np.ones((1, 1, 2, 1)), np.ones((1, 1, 2, 1))
+        >>> values = np.array([[[[5.0], [7.0]]]])
+        >>> keep = np.array([[[[False, False], [True, False]]]])
+        >>> attnspec.attend(queries, keys, values, keep=keep).ravel()
+        array([0., 5.])
+        >>> attnspec.attend(queries, keys, values, keep=keep, policy=attnspec.Policy(empty_row="uniform")).ravel()
+        array([6., 5.])
+
+        An offset that is negative leaves the first queries without a key.
+
+        >>> attnspec.attend(queries, keys, values, causal=True, offset=-1).ravel()
+        array([0., 5.])
+
+        Without keys nothing is found.
+
+        >>> attnspec.attend(queries, keys[:, :, :0], values[:, :, :0]).ravel()
+        array([0., 0.])
     """
     del heads  # it has done its work in the check
     places = stand(queries, keys, positions, offset, policy, asked=needs_positions(keep, policy, causal=causal))

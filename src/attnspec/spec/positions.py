@@ -41,6 +41,28 @@ def count_positions(tokens: Float[A, "batch heads seq width"], offset: int | Int
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Query i sees key j if j is at most i plus offset.
+        Leaving out the first n queries shifts the offset by n.
+
+    Examples: Edge cases
+        An offset may be negative: such queries stand before the first key.
+
+        >>> import numpy as np, attnspec
+        >>> attnspec.count_positions(np.ones((1, 1, 3, 1)), -2)
+        array([[-2, -1,  0]])
+
+        Each sequence may have an offset of its own.
+
+        >>> attnspec.count_positions(np.ones((2, 1, 3, 1)), np.array([0, 5]))
+        array([[0, 1, 2],
+               [5, 6, 7]])
+
+        Without tokens there is no position.
+
+        >>> attnspec.count_positions(np.ones((1, 1, 0, 1))).shape
+        (1, 0)
     """
     count = backend_of(tokens).arange(tokens.shape[2], tokens)[None, :]
     return count + (offset if isinstance(offset, int) else offset[:, None])
@@ -73,6 +95,34 @@ def rotate(
 
     Raises:
         ConfigError: the width is odd, or larger than there are channels.
+
+    Laws:
+        Turning keeps the length of every pair of channels.
+        The scores of turned vectors depend on the difference of positions alone.
+        The two pairings are one rotation under a permutation of the channels.
+        At position 0 nothing turns.
+
+    Examples: Edge cases
+        Channels from `width` on do not turn; with a width of 0 none does.
+
+        >>> import numpy as np, attnspec
+        >>> tokens = np.array([[[[1.0, 0.0, 5.0]]]])
+        >>> attnspec.rotate(tokens, np.array([[3]]), width=2).round(2)[0, 0]
+        array([[-0.99,  0.14,  5.  ]])
+        >>> attnspec.rotate(tokens, np.array([[3]]), width=0)[0, 0]
+        array([[1., 0., 5.]])
+
+        A negative position turns back.
+
+        >>> attnspec.rotate(tokens, np.array([[-3]]), width=2).round(2)[0, 0]
+        array([[-0.99, -0.14,  5.  ]])
+
+        A channel cannot turn alone.
+
+        >>> attnspec.rotate(tokens, np.array([[3]]))
+        Traceback (most recent call last):
+            ...
+        attnspec.errors.ConfigError: rotate: width=3 must be even, since channels turn in pairs, and at most d_k=3.
     """
     width = _even_width(tokens.shape[3], width)
     xp, turning = backend_of(tokens), tokens[:, :, :, :width]
@@ -152,6 +202,23 @@ def linear_bias(
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        A linear bias is minus the slope times the distance.
+        A bias of positions depends on their difference alone.
+
+    Examples: Edge cases
+        What lies ahead counts like what lies behind; a slope of 0 adds nothing.
+
+        >>> import numpy as np, attnspec
+        >>> slopes = np.array([0.5, 0.0])
+        >>> attnspec.linear_bias(slopes, np.array([[1]]), np.array([[0, 1, 3]])).ravel() + 0
+        array([-0.5,  0. , -1. ,  0. ,  0. ,  0. ])
+
+        However far a key is, its bias is finite: it is not masked.
+
+        >>> attnspec.linear_bias(np.ones(1), np.array([[0]]), np.array([[10**6]])).ravel()
+        array([-1000000.])
     """
     xp = backend_of(slopes)
     ahead = xp.astype(positions_k[:, None, None, :] - positions_q[:, None, :, None], slopes.dtype)
@@ -185,6 +252,31 @@ def relative_bias(
 
     Raises:
         ConfigError: there are too few buckets, or the largest distance already has a bucket of its own.
+
+    Laws:
+        Near keys have a bucket of their own, and far ones share the last.
+        A bias of positions depends on their difference alone.
+
+    Examples: Edge cases
+        Behind the largest distance all keys share a bucket, in each direction another one.
+
+        >>> import numpy as np, attnspec
+        >>> table = np.arange(8.0)[:, None]
+        >>> far = np.array([[-1000, -5, -1, 0, 1, 5, 1000]])
+        >>> attnspec.relative_bias(table, np.array([[0]]), far, max_distance=5).ravel()
+        array([3., 3., 1., 0., 5., 7., 7.])
+
+        In one direction, keys ahead count as distance 0.
+
+        >>> attnspec.relative_bias(table, np.array([[0]]), far, max_distance=5, bidirectional=False).ravel()
+        array([7., 7., 1., 0., 0., 0., 0.])
+
+        The largest distance must lie behind those that have a bucket of their own.
+
+        >>> attnspec.relative_bias(table, np.array([[0]]), far, max_distance=2)
+        Traceback (most recent call last):
+            ...
+        attnspec.errors.ConfigError: relative_bias: max_distance=2 must exceed the 2 exact buckets of a direction, at least one.
     """
     xp = backend_of(table)
     ahead: A = positions_k[:, None, :] - positions_q[:, :, None]

@@ -23,6 +23,24 @@ def number_documents(cumulative: Int[A, " boundaries"], /, *, seq: int) -> Int[A
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Every document of a packed sequence has its number, and counts its tokens from 0 on.
+        Packed sequences give what each gives alone.
+
+    Examples: Edge cases
+        An empty document takes a number, but no token.
+
+        >>> import numpy as np, attnspec
+        >>> attnspec.number_documents(np.array([0, 2, 2, 3]), seq=3)
+        array([[0, 0, 2]])
+
+        Tokens behind the last boundary are one more document; without a boundary behind 0 all of them are.
+
+        >>> attnspec.number_documents(np.array([0, 2]), seq=4)
+        array([[0, 0, 1, 1]])
+        >>> attnspec.number_documents(np.array([0]), seq=2)
+        array([[0, 0]])
     """
     xp = backend_of(cumulative)
     passed = xp.arange(seq, cumulative)[:, None] >= cumulative[None, 1:]
@@ -42,6 +60,22 @@ def count_in_documents(cumulative: Int[A, " boundaries"], documents: Int[A, "1 s
 
     Raises:
         AttnspecError: the arguments do not fit together.
+
+    Laws:
+        Every document of a packed sequence has its number, and counts its tokens from 0 on.
+        Packed sequences give what each gives alone.
+
+    Examples: Edge cases
+        An empty document moves nothing.
+
+        >>> import numpy as np, attnspec
+        >>> attnspec.count_in_documents(np.array([0, 2, 2, 4]), np.array([[0, 0, 2, 2]]))
+        array([[0, 1, 0, 1]])
+
+        Tokens behind the last boundary count from 0 on, too.
+
+        >>> attnspec.count_in_documents(np.array([0, 2]), np.array([[0, 0, 1, 1]]))
+        array([[0, 1, 0, 1]])
     """
     xp = backend_of(cumulative)
     return xp.arange(documents.shape[1], cumulative)[None, :] - xp.take(cumulative, documents[0, :], axis=0)[None, :]
