@@ -193,6 +193,8 @@ def test_the_mouse_drags_heads_off_and_back(opened):
     tab.mouse.move(*middle(tab, ".explorer-lost"), steps=4)
     tab.mouse.up()
     assert off(tab) == [], "it was dropped elsewhere"
+    tab.click(".on >> text='head 2'", button="right")
+    assert off(tab) == []
     tab.click(".on >> text='head 2'")
     assert off(tab) == [2]
 
@@ -209,7 +211,7 @@ def test_a_finger_drags_heads_off(opened):
     finger.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
     assert off(tab) == [7]
     tab.tap(".on >> text='head 0'")
-    tab.wait_for_selector(".off >> text='head 0'", timeout=3_000)
+    tab.wait_for_timeout(400)  # a click may follow, on what has moved to that place
     assert off(tab) == [0, 7]
 
 

@@ -188,18 +188,21 @@
   };
   const [[on, onBox], [off, offBox]] = [box("on", "on"), box("off", "off: drop heads here")];
   const toggle = (head) => set({ off: new Set(heads().filter((one) => (one === head) === isOn(one))) });
+  let handled = -Infinity; // when the pointer last did something
   const chips = heads().map((head) => {
     const chip = make("button", { type: "button" }, `head ${head}`);
     let [start, isDragged] = [null, false];
     const end = () => {
       start = null;
       chip.style.translate = "";
-      setTimeout(() => { isDragged = false; }); // after the click that follows
     };
-    chip.addEventListener("click", () => isDragged || toggle(head));
+    chip.addEventListener("click", (event) => {
+      if (event.detail && event.timeStamp - handled < 1000) return; // it follows, perhaps on a chip that took the place
+      toggle(head);
+    });
     chip.addEventListener("pointerdown", (event) => {
       if (event.button) return;
-      start = event;
+      [start, isDragged] = [event, false];
       chip.setPointerCapture(event.pointerId);
     });
     chip.addEventListener("pointermove", (event) => {
@@ -209,10 +212,12 @@
       if (isDragged) chip.style.translate = `${x}px ${y}px`;
     });
     chip.addEventListener("pointerup", (event) => {
+      if (!start) return;
       const other = (isOn(head) ? offBox : onBox).getBoundingClientRect();
       const isInside = event.clientX > other.left && event.clientX < other.right && event.clientY > other.top && event.clientY < other.bottom;
-      if (isDragged && isInside) toggle(head);
       end();
+      handled = event.timeStamp;
+      if (isInside || !isDragged) toggle(head);
     });
     chip.addEventListener("pointercancel", end);
     return chip;
