@@ -17,7 +17,7 @@ from attnspec import cli
 from .blocks import block
 
 _WORDS = {int: "number", float: "number", str: "text", Path: "path"}
-_WIDTH = "100"
+_WIDTH = "84"
 
 
 @block

@@ -122,13 +122,13 @@ POLICY = {
         (
             *_held("zero", "onnx", "ONNX: `Attention`"),
             *_held("zero", "torch", "PyTorch: `scaled_dot_product_attention`, boolean mask or minus infinity", "PyTorch: `flex_attention`",
-                   "PyTorch: `torch.nn.MultiheadAttention(need_weights=False)`"),
+                   "PyTorch: `MultiheadAttention(need_weights=False)`"),
             *_held("zero", "keras", "Keras: `return_attention_scores=True`"),
             *_held("zero", "x_transformers", "x-transformers: `Attention` with a mask"),
             *_held("zero", "transformers", "transformers: Llama and BERT, `sdpa`"),
             *_held("zero", "run", "timm: `Attention`, fused"),
             *_held("zero", "read", "TransformerLens"),
-            *_held("nan", "torch", "PyTorch: `torch.nn.MultiheadAttention(need_weights=True)`, and its fast path"),
+            *_held("nan", "torch", "PyTorch: `MultiheadAttention(need_weights=True)`, and its fast path"),
             *_held("nan", "jax", "JAX: a `bias` of minus infinity"),
             *_held("nan", "transformers", "transformers: Llama, `eager`, float64"),
             *_held("nan", "x_transformers", "x-transformers: emptied by causality, own path, float64"),
@@ -292,8 +292,8 @@ def _constraints() -> dict[str, str]:
 
 def _known(how: str) -> str:
     if how in {"run", "read"}:
-        return {"run": "running it", "read": "reading it"}[how]
+        return {"run": "a run", "read": "its source"}[how]
     found = [path.name for path in _ROOT.glob(f"tests/test_*{how}.py") if path.stem in {f"test_peers_{how}", f"test_{how}"}]
     if len(found) != 1:
         raise ValueError(f"attnspec_docs.conventions: {how!r} is no test of peers: {found}.")
-    return f"`tests/{found[0]}`"
+    return "a test"

@@ -12,6 +12,7 @@ import griffe
 import attnspec
 from attnspec import errors
 from attnspec.bookkeeping.network import crossings
+from attnspec.bookkeeping.show import _bytes, _count
 from attnspec.spec.parameters import Heads
 
 from .blocks import block
@@ -47,7 +48,7 @@ def described(path: str, section: str, /) -> dict[str, tuple[str | None, str]]:
 
 
 def _default(one: Any) -> str | None:
-    return None if one.value is None else str(one.value)
+    return None if one.value is None else str(one.value).replace("DEFAULT", "Policy()")
 
 
 @block
@@ -90,26 +91,14 @@ def network(**given: str) -> str:
     sizes = {name: int(size) for name, size in given.items() if name != "tp"}
     batch, seq = sizes.pop("batch"), sizes.pop("seq")
     layer = Heads(**sizes)
-    titles = (
-        "ranks",
-        "heads of each",
-        "parameters",
-        "multiply-adds",
-        "bytes kept",
-        "one all-reduce adds up",
-        "its bytes",
-        "each rank sends",
-    )
+    titles = ("ranks", "heads of each", "parameters", "multiply-adds", "results kept", "one all-reduce adds up", "of", "each sends")
     head = [f"| {' | '.join(titles)} |", "|---:|---:|---:|---:|---:|---|---:|---:|"]
     rows = []
     for ranks in map(int, given["tp"].split(",")):
         share = attnspec.ledger(layer.split(ranks), batch=batch, seq=seq)
         output, *_ = crossings(share, ranks, cross=False)
-        numbers = (share.parameters, share.multiply_adds, share.bytes)
-        rows.append(
-            f"| {ranks} | {layer.h // ranks} | {' | '.join(f'{number:,}' for number in numbers)} | "
-            f"{' '.join(map(_axis, output.cell.axes))} | {output.bytes:,} | {output.sent:,} |"
-        )
+        numbers = (_count(share.parameters), _count(share.multiply_adds), _bytes(share.bytes), " ".join(map(_axis, output.cell.axes)))
+        rows.append(f"| {ranks} | {layer.h // ranks} | {' | '.join(numbers)} | {_bytes(output.bytes)} | {_bytes(output.sent)} |")
     return "\n".join([*head, *rows])
 
 
