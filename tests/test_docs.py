@@ -131,3 +131,11 @@ def test_what_a_command_prints_is_shown_with_its_exit_status():
     assert "Heads: h=7 does not divide d_model=512" in wrong
     assert wrong.endswith("Its exit status is 2.")
     assert "exit status" not in render("output shapes --d-model 24 --h 4")
+
+
+def test_a_step_is_shown_in_all_its_places_or_the_build_stops():
+    shown = render("places gate gates")
+    assert "blended = gate(blended, parameters.gates)" in shown
+    assert '"gates": (False, True),' in shown
+    with pytest.raises(ValueError, match=r"is not in .*, where every step has its place"):
+        render("places gait")

@@ -109,20 +109,18 @@ _PLACES = ("src/attnspec/spec/*.py", "src/attnspec/__init__.py", "tests/options.
 @block
 def places(*words: str) -> str:
     """Where a step and what asks for it stand in the repository, line by line: `[[places gate gates]]`."""
-    rows = [row for pattern in _PLACES for row in _lines(pattern, words)]
-    return "\n".join(["| file | line | what stands there |", "|---|---:|---|", *rows])
+    return "\n\n".join(found for pattern in _PLACES for found in _lines(pattern, re.compile(rf"\b({'|'.join(words)})\b")))
 
 
-def _lines(pattern: str, words: tuple[str, ...]) -> list[str]:
-    rows = [
-        f"| `{path.relative_to(_ROOT)}` | {number} | `{line.strip()}` |"
-        for path in sorted(_ROOT.glob(pattern))
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if re.search(rf"\b({'|'.join(words)})\b", line)
-    ]
-    if not rows:
-        raise ValueError(f"none of {words} stands in {pattern}, where every step has its place.")
-    return rows
+def _lines(pattern: str, word: re.Pattern[str]) -> list[str]:
+    found = []
+    for path in sorted(_ROOT.glob(pattern)):
+        lines = [f"{number:4}  {line.strip()}" for number, line in enumerate(path.read_text().splitlines(), 1) if word.search(line)]
+        if lines:
+            found.append("\n".join([f"`{path.relative_to(_ROOT)}`:", "", "```text", *lines, "```"]))
+    if not found:
+        raise ValueError(f"{word.pattern} is not in {pattern}, where every step has its place.")
+    return found
 
 
 @block
