@@ -121,7 +121,7 @@ def evaluate(expression: str, sizes: Mapping[str, Any], /) -> Any:
         sizes: the size of each name. It may hold an expression instead, `h*d_v`, which then stands in brackets.
 
     Returns:
-        The size: a whole number, or a symbol where the sizes are symbols.
+        The size, a whole number, or a symbol where the sizes are symbols.
 
     Raises:
         ConfigError: a name has no size.
@@ -146,7 +146,7 @@ def shapes_of(function: Callable[..., Any], /) -> dict[str, tuple[Shape, ...]]:
         function: any annotated function, or a class whose fields are annotated.
 
     Returns:
-        For each argument that holds an array, and for `return`, its shapes: one, or one for each alternative of a
+        For each argument that holds an array, and for `return`, its shapes, which are one, or one for each alternative of a
         union. An array inside a tuple or a dataclass has a path as its name: `return[0]`, `parameters.w_q`.
 
     Raises:

@@ -249,7 +249,7 @@ def trace() -> Iterator[Trace]:
     """Record every step that runs inside.
 
     Yields:
-        The calls by the name of their step: `steps["softmax"].result`.
+        The calls by the name of their step, as in `steps["softmax"].result`.
     """
     steps = Trace()
     outer = _seam.get(None)

@@ -81,7 +81,7 @@ def standalone(picture: str, /) -> str:
 
 
 def grid(
-    shares: Shaped[np.ndarray, "rows columns"], rows: Sequence[str], columns: Sequence[str], /, *, write: Callable[[float], str]
+    shares: Shaped[np.ndarray, "_rows _columns"], rows: Sequence[str], columns: Sequence[str], /, *, write: Callable[[float], str]
 ) -> Piece:
     """Draw numbers from 0 to 1 as cells, the deeper the larger, with what they are written in each.
 

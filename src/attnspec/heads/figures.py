@@ -10,7 +10,7 @@ from ..bookkeeping.svg import document, grid
 _NOTHING = 0.005
 
 
-def heatmap(weights: Float[np.ndarray, "rows columns"], rows: Sequence[str], columns: Sequence[str], /, *, title: str) -> str:
+def heatmap(weights: Float[np.ndarray, "_rows _columns"], rows: Sequence[str], columns: Sequence[str], /, *, title: str) -> str:
     """Draw weights as cells, the deeper the larger, with the number in each.
 
     Args:

@@ -324,7 +324,7 @@ class Layer(_Assignable, Generic[A]):
             need: `weights` to return the weights too.
 
         Returns:
-            The output for each position of `x`. With `need="weights"` a tuple: the output, then each head's weights before
+            The output for each position of `x`. With `need="weights"` a tuple of the output and each head's weights before
             dropout. With a cache a tuple that ends in the next cache.
 
         Raises:

@@ -186,7 +186,7 @@ class Parameters(Generic[A]):
             heads: which query heads to remove.
 
         Returns:
-            The smaller parameters: the same output as with these heads' gates at 0.
+            The smaller parameters, which give the same output as with these heads' gates at 0.
 
         Raises:
             ConfigError: there is no such head, none would be left, or the groups would become unequal.
