@@ -58,9 +58,10 @@ class Shapes(griffe.Extension):
         if func.docstring is None or not func.path.startswith("attnspec.spec."):
             return
         try:
-            sections = [self._filled(section) for section in func.docstring.parsed]
-            if table := self._axes(func):
-                sections.insert(1, griffe.DocstringSectionText(table))
+            summary, *sections = [self._filled(section) for section in func.docstring.parsed]
+            if any(str(decorator.value).startswith("step(") for decorator in func.decorators):  # its page begins with the first sentence
+                summary.value = summary.value.partition("\n\n")[2]
+            sections = [section for section in (summary, griffe.DocstringSectionText(self._axes(func)), *sections) if section.value]
         except ValueError as error:
             raise ValueError(f"{func.path}: {error}") from error
         func.docstring.parsed[:] = sections
