@@ -123,9 +123,12 @@ def test_without_heads_their_slots_are_empty_and_y_is_what_is_left(opened):
     gates = np.ones(12, np.float32)
     gates[[2, 4]] = 0
     layer = RUN.layers[0]
-    y = attnspec.multi_head_attention(layer.x, dataclasses.replace(layer.parameters, gates=gates))[0, SAT]
-    assert f"length {np.linalg.norm(y):.2f}; without the heads 2 and 4." in tab.locator('[data-array="mix"] .numbers').inner_text()
-    assert "empty: the slots of the heads 2 and 4." in tab.locator('[data-array="concatenate"] .numbers').inner_text()
+    with attnspec.trace() as steps:
+        attnspec.multi_head_attention(layer.x, dataclasses.replace(layer.parameters, gates=gates))
+    joined, y = (np.linalg.norm(steps[name].result[0, SAT]) for name in ("concatenate", "mix"))
+    said = tab.locator('[data-array="concatenate"] .numbers').inner_text()
+    assert f"length {joined:.2f}. Framed: the slot of head 2; empty: the slots of the heads 2 and 4." in said
+    assert f"length {y:.2f}; without the heads 2 and 4." in tab.locator('[data-array="mix"] .numbers').inner_text()
 
 
 def test_the_pointer_previews_a_word_and_a_click_keeps_it(opened):
