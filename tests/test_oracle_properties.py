@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnspec import Heads, Policy
-from attnspec.oracle.design import TOKENS, Profile
+from attnspec.oracle.design import TOKENS, Profile, draw
 from attnspec.oracle.libraries import LIBRARIES
 from attnspec.oracle.options import OPTIONS
 from attnspec.oracle.properties import PROPERTIES, check_properties
@@ -540,3 +540,12 @@ def test_every_law_is_tried():
     tried |= {"dropped_nan", "visible_nan", "dtype", "training", "bad_shapes"}
     assert tried == set(PROPERTIES)
     assert all(inspect.isgeneratorfunction(prop.test) for prop in PROPERTIES.values())
+
+
+@pytest.mark.parametrize(("mask", "kept", "dropped"), [("keep", True, False), ("drop", False, True), ("additive", 0.0, -np.inf)])
+def test_a_mask_is_given_as_it_is_declared(mask, kept, dropped):
+    subject = subject_of(lambda queries, keys, values, keep: None, mask=mask)
+    problem = draw(profile_of(subject), {"tokens": "wide", "keep": "drawn"}, seed=0)
+    given = subject.arguments(problem, "float64")["keep"]
+    assert not problem.options["keep"].all()
+    assert np.array_equal(given, np.where(problem.options["keep"], kept, dropped))
