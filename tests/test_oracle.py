@@ -376,3 +376,12 @@ def test_a_recipe_draws_the_parameters_that_are_asked_with():
     assert recipes.keys() >= {"w_q", "w_k", "w_v", "w_o"}
     for name, recipe in recipes.items():
         np.testing.assert_array_equal(getattr(drawn.parameters, name), eval(recipe, {"np": np}))
+
+
+def test_a_snippet_of_a_layer_sets_all_its_parameters():
+    example, names = oracle.check(Inverted(), **DECLARED, effort="quick").counterexample, {}
+    exec(example.snippet.partition("\ngot = ")[0], names)
+    given = {name: array for name, array in vars(example.problem.parameters).items() if array is not None}
+    assert given.keys() >= {"w_q", "b_q", "w_o"}
+    for name, array in given.items():
+        np.testing.assert_array_equal(names[name], array)

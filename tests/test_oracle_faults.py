@@ -13,8 +13,10 @@ from attnspec.oracle.faults.biases import _DISTANCES, _SLOPES
 from attnspec.oracle.faults.caches import _OFFSETS
 from attnspec.oracle.faults.catalogue import CATALOGUE
 from attnspec.oracle.faults.fault import run
+from attnspec.oracle.faults.fits import _FITS, fits
 from attnspec.oracle.faults.rotations import _turned
 from attnspec.oracle.faults.scales import FACTORS
+from attnspec.oracle.faults.softmax import _unrescaled
 from attnspec.oracle.options import OPTIONS
 from attnspec.oracle.verdict import ask, judge
 
@@ -148,8 +150,8 @@ def said(name):
     """The number that the name of a factor says."""
     formula, _, padding = name.partition(":")[0].partition(" of d_k padded to a ")
     if padding:
-        fits = {"power of two": lambda n: n & (n - 1) == 0}.get(padding, lambda n: n % int(padding.split()[-1]) == 0)
-        return next(n for n in range(SIZES["d_k"], 200) if fits(n)) ** -0.5
+        serves = {"power of two": lambda n: n & (n - 1) == 0}.get(padding, lambda n: n % int(padding.split()[-1]) == 0)
+        return next(n for n in range(SIZES["d_k"], 200) if serves(n)) ** -0.5
     formula = formula.replace("ln 2", "log(2)").replace("log2(e)", "1 / log(2)")
     return eval(formula, {"sqrt": math.sqrt, "log": math.log}, SIZES)
 
@@ -214,6 +216,18 @@ def test_what_turns_without_a_slip_turns_as_specified(options):
 def test_pairs_of_the_whole_width_are_as_specified_where_all_channels_turn():
     tokens, positions = np.random.default_rng(0).normal(size=(2, 3, 5, 8)), np.arange(3, 8)[None]
     np.testing.assert_allclose(_turned(tokens, positions, {}, far=True), rotate(tokens, positions), rtol=1e-12)
+
+
+def test_a_softmax_that_is_not_rescaled_takes_each_part_by_the_peak_so_far():
+    shares = np.exp([0.0, 0.0, -0.5])
+    np.testing.assert_allclose(_unrescaled(1)(None, np.array([[-2.0, -1.0, -1.5]])), [shares / shares.sum()], rtol=1e-14)
+
+
+@pytest.mark.parametrize(("family", "number"), [*zip(_FITS, (0.37, -7.5, -2.5, 0.02, 0.03), strict=True)])
+def test_a_number_that_nobody_named_is_found(family, number):
+    problem = draw(PROFILES["attention"], {"tokens": "wide", "keep": "shared by the heads"}, seed=0)
+    fault = family.make(number, problem)
+    assert fault.says in [found.says for found in fits(ask(problem), run(problem, fault))]
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (3, 1, 1, 2)])

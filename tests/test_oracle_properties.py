@@ -368,6 +368,10 @@ def adds_to_denominator(queries, keys, values):
     return np.exp(scores) / (1e-6 + np.exp(scores).sum(-1, keepdims=True)) @ values
 
 
+def adds_query_before(queries, keys, values):
+    return plain(queries + np.concatenate([0 * queries[:, :, :1], queries[:, :, :-1]], 2), keys, values)
+
+
 APART = [
     (mixes_samples, "samples", "batch_axis_mixup"),
     (borrows_mask, "samples", "mask_batch_head_tiling"),
@@ -381,6 +385,7 @@ APART = [
     (shuffles_rows, "queries", "head_split_merge_order"),
     (one_query_alone, "chunks", "softmax_wrong_axis"),
     (anchors_bottom_right, "chunks", "causal_alignment"),
+    (adds_query_before, "chunks", "softmax_wrong_axis"),  # no query stands before the first part, as in one call
     (counts_positions, "order_of_keys", "order_of_keys"),
     (scores_by_values, "linear_in_values", "operand_routing"),
     (scales_weights, "constant_values", "scale_wrong_place"),
