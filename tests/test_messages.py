@@ -179,6 +179,8 @@ REFUSED = {
         "softmax: precision='float16' must be 'float32' or 'float64' or 'input' or None.",
     ),
     "attnspec.share_keys(k, h=7)": (ConfigError, "share_keys: h=7 must be a multiple of h_kv=3"),
+    "attnspec.share_keys(k[:, :0], h=7)": (ConfigError, "share_keys: h=7 must be a multiple of h_kv=0"),
+    "attnspec.alibi_slopes(0)": (ConfigError, "alibi_slopes: h=0 must be positive."),
     "attnspec.share_values(v, h='6')": (ConfigError, "share_values: h='6' must be int."),
     "attnspec.Heads(d_model=512, h=7)": (ConfigError, "h=7 does not divide d_model=512; h=4 and h=8 would, or give d_k."),
     "attnspec.Heads(d_model=512, h=513)": (ConfigError, "h=513 does not divide d_model=512; h=512 would, or give d_k."),

@@ -1,6 +1,7 @@
 """Every option of the specification: alone at its neutral value, and in pairs with every other on every library."""
 
 import dataclasses
+from copy import copy
 
 import array_api_strict
 import jax
@@ -11,6 +12,7 @@ from options import NEUTRAL, PAIRWISE, VALUES, draw
 
 import attnspec
 from attnspec import Cache, ConfigError, Dropout, Mask, Policy, Positions, Rotation, ShapeError
+from attnspec.spec.chain import Places
 
 jax.config.update("jax_enable_x64", val=True)
 array_api_strict.set_array_api_strict_flags(boolean_indexing=False, data_dependent_shapes=False, enabled_extensions=())
@@ -315,3 +317,40 @@ def test_weights_are_those_before_dropout():
         drawn.run()
     np.testing.assert_allclose(steps["softmax"].result.sum(-1), 1, rtol=ROUNDING)
     assert not np.allclose(steps["drop"].result.sum(-1), 1)
+
+
+def test_a_convention_that_is_not_said_is_that_of_its_source():
+    assert dataclasses.asdict(Rotation()) == {"pairing": "half", "width": None, "base": 10_000.0}
+    assert dataclasses.asdict(Policy()) == {
+        "scale": None, "cap": None, "cap_order": "before", "causal_anchor": "top_left", "window": (None, None), "empty_row": "zero",
+        "grouping": "contiguous", "rotation": None, "normalise": None, "epsilon": 1e-6,
+        "softmax_precision": None, "product_precision": None,
+    }  # fmt: skip
+    x, positions = np.random.default_rng(0).normal(size=(2, 3, 5, 8)), np.arange(5)[None]
+    np.testing.assert_array_equal(attnspec.rotate(x, positions), attnspec.rotate(x, positions, **vars(Rotation())))
+    np.testing.assert_array_equal(attnspec.normalise(x, kind="rms"), attnspec.normalise(x, kind="rms", epsilon=Policy().epsilon))
+
+
+X, AT = np.zeros((2, 3, 5, 4)), np.zeros((2, 5), int)
+HOLDS_ARRAYS = (
+    Dropout(0.5, np.random.default_rng(0)), Cache(X, X), Positions(AT, AT), attnspec.Parameters.random(attnspec.Heads(d_model=6, h=3)),
+    Mask.causal(), *(Mask.keep(X > 0) & Mask.lengths(AT[:, 0]) & Mask.causal() & Mask.window(1, 1) & Mask.documents(AT)).rules,
+)  # fmt: skip
+HOLDS_WORDS = Rotation(), Policy(), attnspec.Heads(d_model=6, h=3)
+
+
+@pytest.mark.parametrize("built", [*HOLDS_ARRAYS, *HOLDS_WORDS], ids=lambda built: type(built).__name__)
+def test_what_was_checked_when_it_was_built_cannot_be_changed(built):
+    for name in vars(built):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(built, name, getattr(built, name))
+
+
+@pytest.mark.parametrize("built", [*HOLDS_ARRAYS, Places(X, X)], ids=lambda built: type(built).__name__)
+def test_what_holds_arrays_equals_itself_alone(built):
+    assert len({built, built, copy(built)}) == 2
+
+
+@pytest.mark.parametrize("built", HOLDS_WORDS, ids=lambda built: type(built).__name__)
+def test_what_holds_words_and_numbers_equals_what_holds_the_same(built):
+    assert len({built, built, copy(built)}) == 1

@@ -173,6 +173,7 @@ def test_a_slip_of_the_backward_is_named(slip, kind, words):
     found = outcomes(slipping(slip))
     assert failed(found) == {kind}, found
     assert words in said(found)
+    assert "heads share" not in said(found)  # here every head has keys and values of its own
 
 
 def test_the_same_backward_without_a_slip_passes():

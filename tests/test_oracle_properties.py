@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnspec import Heads, Policy
-from attnspec.oracle.design import TOKENS, Profile
+from attnspec.oracle.design import TOKENS, Profile, draw
 from attnspec.oracle.libraries import LIBRARIES
 from attnspec.oracle.options import OPTIONS
 from attnspec.oracle.properties import PROPERTIES, check_properties
@@ -368,6 +368,10 @@ def adds_to_denominator(queries, keys, values):
     return np.exp(scores) / (1e-6 + np.exp(scores).sum(-1, keepdims=True)) @ values
 
 
+def adds_query_before(queries, keys, values):
+    return plain(queries + np.concatenate([0 * queries[:, :, :1], queries[:, :, :-1]], 2), keys, values)
+
+
 APART = [
     (mixes_samples, "samples", "batch_axis_mixup"),
     (borrows_mask, "samples", "mask_batch_head_tiling"),
@@ -381,6 +385,7 @@ APART = [
     (shuffles_rows, "queries", "head_split_merge_order"),
     (one_query_alone, "chunks", "softmax_wrong_axis"),
     (anchors_bottom_right, "chunks", "causal_alignment"),
+    (adds_query_before, "chunks", "softmax_wrong_axis"),  # no query stands before the first part, as in one call
     (counts_positions, "order_of_keys", "order_of_keys"),
     (scores_by_values, "linear_in_values", "operand_routing"),
     (scales_weights, "constant_values", "scale_wrong_place"),
@@ -540,3 +545,12 @@ def test_every_law_is_tried():
     tried |= {"dropped_nan", "visible_nan", "dtype", "training", "bad_shapes"}
     assert tried == set(PROPERTIES)
     assert all(inspect.isgeneratorfunction(prop.test) for prop in PROPERTIES.values())
+
+
+@pytest.mark.parametrize(("mask", "kept", "dropped"), [("keep", True, False), ("drop", False, True), ("additive", 0.0, -np.inf)])
+def test_a_mask_is_given_as_it_is_declared(mask, kept, dropped):
+    subject = subject_of(lambda queries, keys, values, keep: None, mask=mask)
+    problem = draw(profile_of(subject), {"tokens": "wide", "keep": "drawn"}, seed=0)
+    given = subject.arguments(problem, "float64")["keep"]
+    assert not problem.options["keep"].all()
+    assert np.array_equal(given, np.where(problem.options["keep"], kept, dropped))

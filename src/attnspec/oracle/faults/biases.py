@@ -91,8 +91,8 @@ _DISTANCES: tuple[tuple[str, Callable[..., Array]], ...] = (
     ("the bias grows with the position of the key", lambda q, k: -k + 0 * q),
     ("the distance has a sign: keys behind the query are raised", lambda q, k: q - k),
     ("the distance has a sign: keys before the query are raised", lambda q, k: k - q),
-    ("the distance counts from the first query, whatever its position", lambda q, k: np.abs(q - q[:, :1] - k)),
-    ("the distance counts from the last query at the last key", lambda q, k: np.abs(q - k + k[..., -1:] - q[:, -1:])),
+    ("the distance counts from the first query, whatever its position", lambda q, k: np.abs(q - q[:, :, :1] - k)),
+    ("the distance counts from the last query at the last key", lambda q, k: np.abs(q - k + k[..., -1:] - q[:, :, -1:])),
     ("the distance is off by one", lambda q, k: np.abs(q - k - 1)),
     ("the distance is off by one, the other way", lambda q, k: np.abs(q - k + 1)),
 )
