@@ -354,3 +354,13 @@ def test_what_holds_arrays_equals_itself_alone(built):
 @pytest.mark.parametrize("built", HOLDS_WORDS, ids=lambda built: type(built).__name__)
 def test_what_holds_words_and_numbers_equals_what_holds_the_same(built):
     assert len({built, built, copy(built)}) == 1
+
+
+@pytest.mark.parametrize("asked", [{"causal": True}, {"keep": np.ones((2, 1, 1, 0), bool)}, {"bias": np.zeros((1, 1, 5, 0))}], ids=str)
+def test_extra_keys_serve_where_the_context_has_none(asked):
+    heads, rng = attnspec.Heads(d_model=12, h=3), np.random.default_rng(0)
+    extra = {"extra_k": rng.normal(size=(3, 1, 4)), "extra_v": rng.normal(size=(3, 1, 4))}
+    parameters = dataclasses.replace(attnspec.Parameters.random(heads, seed=0), **extra)
+    with attnspec.trace() as steps:
+        attnspec.multi_head_attention(rng.normal(size=(2, 5, 12)), parameters, context=np.zeros((2, 0, 12)), **asked)
+    np.testing.assert_array_equal(steps["softmax"].result, np.ones((2, 3, 5, 1)))

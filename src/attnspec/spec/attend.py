@@ -232,8 +232,8 @@ def extend_bias(
         array([[  5., -inf]])
     """
     xp = backend_of(addend)
-    spread = xp.repeat(addend, keys.shape[2] // addend.shape[3], axis=3)
-    column = addend[:, :, :, :1]
+    spread = addend if addend.shape[3] == keys.shape[2] else xp.repeat(addend, keys.shape[2], axis=3)
+    column = xp.sum(addend, axis=-1)
     zero = xp.astype((column == 0) & (column != 0), addend.dtype)
     return xp.concat((spread, xp.repeat(zero, extra, axis=3)), axis=3)
 

@@ -245,5 +245,6 @@ def keep_extra(keep: Bool[A, "#batch #h #seq_q seq_k"], /, *, extra: int) -> Boo
         array([[ True, False]])
     """
     xp = backend_of(keep)
-    always: A = keep[:, :, :, :1] | ~keep[:, :, :, :1]
+    found = xp.any(keep, axis=-1)
+    always: A = found | ~found
     return xp.concat((keep, xp.repeat(always, extra, axis=3)), axis=3)
