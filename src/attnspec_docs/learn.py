@@ -8,7 +8,7 @@ import numpy as np
 
 import attnspec
 from attnspec.heads.figures import heatmap, mask_grid
-from attnspec.heads.habits import habit
+from attnspec.heads.habits import habit, place_name
 from attnspec.heads.replay import Replay, replay
 from attnspec.heads.run import Run
 from attnspec.heads.shipped import shipped
@@ -49,12 +49,12 @@ def head(name: str) -> str:
 @block
 def looks(*names: str) -> str:
     """What one word looks at in several heads, and how much they would spend together: `[[looks 5.11 5.3]]`."""
-    run = _real()[0]
-    word = run.tokens.index(_WORD)
-    rows = np.array([replayed.weights[number, word] for replayed, number in map(_head, names)])
-    together = rows.max(axis=1).sum()
+    run, found = _real()[0], [_head(name) for name in names]
+    rows = np.array([replayed.weights[number, run.tokens.index(_WORD)] for replayed, number in found])
+    habits = [f"in head {name} {habit(at.weights[i], at.keep[i], run.tokens)}" for name, (at, i) in zip(names, found, strict=True)]
     caption = (
-        f"What “{_WORD}” looks at, head by head. The largest shares add up to {together:.2f}: {len(names)} budgets were spent, not one."
+        f"What “{_WORD}” looks at, head by head. The largest shares add up to {rows.max(axis=1).sum():.2f}: {len(names)} budgets were "
+        f"spent, not one. Most words look at: {'; '.join(habits)}."
     )
     return _figure(
         heatmap(rows, [f"head {name}" for name in names], run.tokens, title=f"What {_WORD} looks at in heads {', '.join(names)}"), caption
@@ -62,16 +62,35 @@ def looks(*names: str) -> str:
 
 
 @block
-def one_softmax(layer: str) -> str:
-    """What one word looks at if all heads of a layer are merged into one: the same queries and keys, one softmax."""
+def one_softmax(layer: str, *wanted: str) -> str:
+    """What one word looks at if all heads of a layer are merged into one, and what is left for some: `[[one_softmax 5 cat mat]]`."""
     run, replayed = _real()[0], _real()[1][int(layer)]
     queries, keys = ((np.concatenate(replayed.steps[step].result[0], axis=-1)[None, None]) for step in ("project_queries", "project_keys"))
     scores = attnspec.scale(attnspec.score(queries, keys), d_k=queries.shape[3])
     word = run.tokens.index(_WORD)
     rows = np.stack([attnspec.softmax(scores)[0, 0, word], replayed.weights[:, word].mean(axis=0)])
-    caption = f"“{_WORD}” in layer {layer}: all its queries and keys compared at once, in one softmax; the mean of its heads."
+    left = rows[0, [run.tokens.index(name) for name in wanted]].sum()
+    caption = (
+        f"“{_WORD}” in layer {layer}: all its queries and keys compared at once, in one softmax; the mean of its heads. "
+        f"In the one softmax, {' and '.join(f'“{name}”' for name in wanted)} together get {left:.3f}."
+    )
     return _figure(
         heatmap(rows, ["one softmax", "mean"], run.tokens, title=f"One softmax in the place of the heads of layer {layer}"), caption
+    )
+
+
+@block
+def resting() -> str:
+    """In how many heads most words look most at the first mark, and how little they find there."""
+    run, layers = _real()
+    mark = place_name(0, run.tokens)
+    heads = [(at, head) for at in layers.values() for head in range(len(at.weights))]
+    resting = [(at, head) for at, head in heads if habit(at.weights[head], at.keep[head], run.tokens).name == mark]
+    lengths = [np.linalg.norm(at.steps["project_values"].result[0, head], axis=-1) for at, head in resting]
+    most = max(found[0] / np.median(found[1:]) for found in lengths)
+    return (
+        f"In {len(resting)} of the {len(heads)} heads that come with attnspec, most words look most at `{run.tokens[0]}`. They find little "
+        f"there: in each of these heads, the value there is at most {most:.2f} times as long as the median of the others"
     )
 
 
@@ -106,7 +125,8 @@ def lost(layer: str) -> str:
         "These shares do not add up to 1: what heads write may cancel."
     )
     return _figure(
-        heatmap(shares[None], ["moves by"], [f"head {head}" for head in range(h)], title=f"What the output of layer {layer} loses"), caption
+        heatmap(shares[None], ["moves by"], [f"{layer}.{head}" for head in range(h)], title=f"What the output of layer {layer} loses"),
+        caption,
     )
 
 

@@ -15,7 +15,7 @@ DIM = "light-dark(#57606a, #a9b1bb)"
 PAPER = "light-dark(#ffffff, #22262e)"
 _PALE, _DEEP = ((255, 255, 255), (9, 60, 130)), ((34, 38, 46), (150, 200, 255))
 _CELL, _ROW = 46, 26
-_INK_TURNS = 0.5
+_INK_TURNS = (0.69, 0.5)  # where black and white stand out alike on light's and on dark's grounds
 
 
 @dataclass(frozen=True)
@@ -94,17 +94,20 @@ def grid(
     Returns:
         The cells with their labels.
     """
-    left = 8 + 7 * max(map(len, rows))
-    parts = [text(left + (j + 0.5) * _CELL, 14, column, bold=True) for j, column in enumerate(columns)]
+    left, cell = 8 + 7 * max(map(len, rows)), max(_CELL, 6 + 7 * max(map(len, columns)))
+    parts = [text(left + (j + 0.5) * cell, 14, column, bold=True) for j, column in enumerate(columns)]
     for i, row in enumerate(rows):
         parts.append(text(left - 6, 37 + i * _ROW, row, anchor="end", bold=True))
         for j, share in enumerate(map(float, shares[i])):
-            x, y = left + j * _CELL, 20 + i * _ROW
-            ink = "light-dark(#fff, #000)" if share >= _INK_TURNS else INK
-            parts += [box(x, y, _CELL, _ROW, fill=_ground(share)), text(x + _CELL / 2, y + 17, write(share), fill=ink)]
-    return Piece("".join(parts), left + len(columns) * _CELL + 2, 24 + len(rows) * _ROW)
+            x, y = left + j * cell, 20 + i * _ROW
+            ground, ink = _colours(share)
+            parts += [box(x, y, cell, _ROW, fill=ground), text(x + cell / 2, y + 17, write(share), fill=ink)]
+    return Piece("".join(parts), left + len(columns) * cell + 2, 24 + len(rows) * _ROW)
 
 
-def _ground(share: float) -> str:
-    colours = ("#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(pale, deep, strict=True)) for pale, deep in (_PALE, _DEEP))
-    return f"light-dark({', '.join(colours)})"
+def _colours(share: float) -> tuple[str, str]:
+    """The ground of a cell, and the ink that can be read on it; each for light and for dark."""
+    grounds = (bytes(round(a + (b - a) * share) for a, b in zip(pale, deep, strict=True)) for pale, deep in (_PALE, _DEEP))
+    light, dark = (share > turn for turn in _INK_TURNS)
+    inks = ("#fff" if light else "#000", "#000" if dark else "#fff")
+    return f"light-dark({', '.join('#' + ground.hex() for ground in grounds)})", f"light-dark({', '.join(inks)})"
