@@ -156,6 +156,11 @@ REFUSED = {
         ConfigError,
         "qkv.weight holds w_q and w_k and w_v under one pattern, so these must be equal: h=6 and h_kv=3.",
     ),
+    "too few heads for four groups": (
+        lambda: layouts.write(Parameters.random(Heads(d_model=24, h=2), seed=0), "codegen"),
+        ConfigError,
+        "layouts: qkv_proj.weight keeps its heads in 4 groups, which do not divide h=2.",
+    ),
     "one bias of three": (
         lambda: layouts.write(dataclasses.replace(draw("timm"), b_k=None), "timm"),
         ConfigError,

@@ -164,7 +164,11 @@ class _Line:
     def counts(self, heads: Heads) -> list[int]:
         """How many heads of each parameter stand one behind the other."""
         outer = (vars(heads) | _COUNTS | {"": 1})[self.outer]
-        return [getattr(heads, _OF_ROLE[part[-1]][0]) // outer for part in self.parts]
+        named = {part: _OF_ROLE[part[-1]][0] for part in self.parts}
+        for name in named.values():
+            if (count := getattr(heads, name)) % outer:
+                raise ConfigError(f"layouts: {self.name} keeps its heads in {outer} groups, which do not divide {name}={count}.")
+        return [getattr(heads, name) // outer for name in named.values()]
 
     def require_equal(self, heads: Heads) -> None:
         """Refuse sizes that differ where one pattern stands for several parameters."""
