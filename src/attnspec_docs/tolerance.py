@@ -18,7 +18,7 @@ from .blocks import block
 from .numbers import table
 
 _PLACES = ("unit", "operands", "projected", "scores", "weights", "blended", "output")
-_COMMON = {"rtol 1e-3, atol 1e-5": {"rtol": 1e-3, "atol": 1e-5}, "rtol 1e-5, atol 1e-8": {}}
+_COMMON = {"rtol 1e-3, atol 1e-5": (1e-3, 1e-5), "rtol 1e-5, atol 1e-8": (1e-5, 1e-8)}
 """Two tolerances for all elements: one that is often written, and the one that NumPy has by default."""
 
 
@@ -94,7 +94,7 @@ def tolerance_numbers() -> str:
     for name, answer in answers.items():
         off = np.abs(answer - exact)
         shares = [f"{(off / limit).max():.2f}" for limit in (allowed.drawn, allowed.worst)]
-        said = ["accepts" if np.allclose(answer, exact, **close) else "rejects" for close in _COMMON.values()]
+        said = ["accepts" if np.allclose(answer, exact, rtol, atol) else "rejects" for rtol, atol in _COMMON.values()]
         rows.append((name, f"{off.max():.1e}", *shares, *said))
     return table(("answer in float32", "largest error", "error / tolerance", "error / worst case", *_COMMON), rows)
 
@@ -121,7 +121,7 @@ def tolerance_picture() -> str:
     wanted, _, answers, allowed = _worked()
     parts = [*_frame()]
     for row, (name, (mark, colour)) in enumerate(_MARKS.items()):
-        parts.append(text(_LEFT + 12, _TOP + 14 + 16 * row, f"{mark} {name}", fill=colour, anchor="start"))
+        parts.append(text(_LEFT + _WIDE, _TOP + _HIGH - 28 + 16 * row, f"{mark} {name}", fill=colour, anchor="end"))
         off = np.abs(answers[name] - wanted["blend"].result)
         for error, limit in zip(off.flat[::7], allowed.drawn.flat[::7], strict=True):
             x, y = _place(limit, error)
@@ -146,10 +146,11 @@ def _place(limit: float, error: float) -> tuple[float, float]:
 
 def _frame() -> list[str]:
     right, bottom = _LEFT + _WIDE, _TOP + _HIGH
+    start, end = (_place(10.0**power, 10.0**power) for power in _ACROSS)
     return [
         line((_LEFT, _TOP), (_LEFT, bottom), DIM),
         line((_LEFT, bottom), (right, bottom), DIM),
-        line(*(_place(10.0**power, 10.0**power) for power in _ACROSS), INK, 1.5),
+        line(start, end, INK, 1.5),
         text(_LEFT + _WIDE / 2, bottom + 34, "tolerance of the element", bold=True),
         text(12, _TOP + _HIGH / 2, "error of the element", bold=True, turn=True),
         *(text(_place(10.0**power, 1)[0], bottom + 16, f"1e{power}", fill=DIM) for power in (-6, -5)),
