@@ -72,6 +72,8 @@ def test_a_known_class_needs_nothing_else():
     assert report.conforms is True
     assert report.kind is None
     assert report.problems > 200
+    assert set(report.by_precision) == {"float64", "float32", "bfloat16", "float16"}
+    assert sum(report.by_precision.values()) == report.problems
     assert report.power.smallest_scale_error["float64"] < 1e-12
     assert {"keep", "padding", "causal", "bias", "return_weights"} <= set(report.power.options)
     report.raise_if_wrong()

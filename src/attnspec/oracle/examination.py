@@ -1,5 +1,6 @@
 """The examination of one implementation: what is asked of it, and what it answered."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -48,6 +49,7 @@ class Examination:
         seed: what they are drawn from.
         progress: is told what is being done, how much of it is done, and how much there is.
         strict: the properties that make the verdict where others only warn.
+        counts: how many problems were put in each precision.
     """
 
     subject: Subject
@@ -60,7 +62,7 @@ class Examination:
     checks: list[Check] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     inside: tuple[Rounding, ...] = ROUNDINGS["float64"]
-    problems: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     rough: set[str] = field(default_factory=set)
     strained: list[Verdict] = field(default_factory=list)
     faults: tuple[Fault, ...] = ()
@@ -126,7 +128,7 @@ class Examination:
         found = []
         for problem in problems:
             roundings = self.inside if precision == "float64" else ROUNDINGS[precision]
-            self.problems += 1
+            self.counts[precision] += 1
             found.append(self._certain(answered(self.subject, ask(problem, precision=precision, roundings=roundings))))
         return found
 

@@ -90,7 +90,7 @@ def streams_of_layer(examination: Examination, /) -> list[Verdict]:
             questions = [ask(problem, roundings=examination.inside) for problem in calls.calls]
             answers = layer.answers(Stream(tuple(question.problem for question in questions)))
             found += [judge(question, answer) for question, answer in zip(questions, answers, strict=False)]
-    examination.problems += len(found)
+    examination.counts["float64"] += len(found)
     found = settled([examination.forgiven(verdict) for verdict in found])
     right = all(verdict.status == "right" for verdict in found)
     examination.checks.append(Check("cache: several calls give what one gives", right, counted(found)))
@@ -143,6 +143,6 @@ def conclude(examination: Examination, findings: list[Finding], failing: list[Ve
     subject = examination.subject.name
     return Report(
         subject, verdict, sentence, tuple(findings), tuple(examination.checks), example, power,  # type: ignore[arg-type]
-        examination.problems, time.monotonic() - start, examination.seed,
+        examination.counts.total(), dict(examination.counts), time.monotonic() - start, examination.seed,
         stages(example.problem, examination.faults, [finding.kind for finding in wrong[:1]]) if example else (),
     )  # fmt: skip

@@ -168,6 +168,7 @@ def plain(report: Report, /) -> dict[str, Any]:
         "counterexample": None if example is None else _plain_example(example),
         "power": _plain(report.power),
         "problems": report.problems,
+        "by_precision": report.by_precision,
         "seconds": report.seconds,
         "seed": report.seed,
         "stages": [{"step": step, "shape": shape, "deviates": deviates} for step, shape, deviates in report.stages],
