@@ -164,7 +164,8 @@ def seeds(wanted: list[str]) -> None:
         "problems_of_right_ones": by_dtype(rows),
     }  # fmt: skip
     print(summary)
-    keep("seeds", {**summary, "cases": [{n: v for n, v in row.items() if n != "sentence" or row["verdict"] != "conforms"} for row in rows]})
+    subjects_of = {name: by_dtype(row for row in rows if row["name"] == name) for name in dict.fromkeys(row["name"] for row in rows)}
+    keep("seeds", {**summary, "subjects": subjects_of, "not_as_known": [row for row in rows if row["verdict"] != "conforms"]})
 
 
 def textbook(queries: Any, keys: Any, values: Any, *, defect: str = "", size: float = 0.0) -> Any:
