@@ -3,18 +3,21 @@
 
     python benchmarks/oracle.py faults [O-001 ...]     the faults of the corpus, and their right twins
     python benchmarks/oracle.py packages [DIR [NAME ...]]  right and wrong implementations of others; DIR: where install.py put them
+    python benchmarks/oracle.py seeds [NAME ...]       right implementations again, until each dtype has 10,000 problems
     python benchmarks/oracle.py smallest               the smallest defects that are caught, beside other rules
     python benchmarks/oracle.py time                   seconds for a layer, and for a problem as sizes grow
 
 Each writes its part of `benchmarks/results/oracle.json`.
 """
 
+import itertools
 import json
 import platform
 import statistics
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from attnspec import oracle
 
 RESULTS = Path(__file__).parent / "results" / "oracle.json"
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+ENOUGH, ROUNDS, CHEAP = 10_000, 40, 5.0
+"""How many problems each dtype needs, how often right implementations are asked for that, and how many seconds one may take."""
 
 
 def keep(name: str, found: dict[str, Any]) -> None:
@@ -43,11 +49,20 @@ def asked(entry: str, make: Callable[[], Any], settings: dict[str, Any]) -> dict
     try:
         report = getattr(oracle, entry)(make(), **settings)
     except Exception as error:  # noqa: BLE001  # it counts as no verdict
-        return {"verdict": "error", "kind": None, "sentence": f"{type(error).__name__}: {error}"[:300], "problems": 0, "seconds": 0.0}
+        sentence = f"{type(error).__name__}: {error}"[:300]
+        return {"verdict": "error", "kind": None, "sentence": sentence, "problems": 0, "by_dtype": {}, "seconds": 0.0}
     return {
         "verdict": report.verdict, "kind": report.kind, "sentence": report.sentence, "problems": report.problems,
-        "seconds": round(time.perf_counter() - start, 2),
+        "by_dtype": report.by_precision, "seconds": round(time.perf_counter() - start, 2),
     }  # fmt: skip
+
+
+def by_dtype(answers: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Count the problems of some answers in each dtype; those that looked only at properties put none."""
+    total: Counter[str] = Counter()
+    for answer in answers:
+        total.update(answer["by_dtype"])
+    return {dtype: total[dtype] for dtype in DTYPES}
 
 
 def faults(wanted: Iterable[str]) -> None:
@@ -76,6 +91,7 @@ def faults(wanted: Iterable[str]) -> None:
     summary = {
         "faults": len(rows), "kinds": len({row["kind"] for row in rows}), "found": len(found), "named": len(named),
         "false_alarms": sum(row["right"]["verdict"] == "deviates" for row in rows),
+        "problems_of_right_ones": by_dtype(row["right"] for row in rows),
         "median_problems": statistics.median(row["wrong"]["problems"] for row in rows),
         "median_seconds": statistics.median(row["wrong"]["seconds"] for row in rows),
         "most_seconds": max(max(row["wrong"]["seconds"], row["right"]["seconds"]) for row in rows),
@@ -112,12 +128,44 @@ def packages(rest: list[str]) -> None:
     summary = {
         "right": len(right), "false_alarms": sum(row["verdict"] == "deviates" for row in right),
         "not_decided": [row["name"] for row in right if row["verdict"] not in ("conforms", "deviates")],
-        "problems_of_right_ones": sum(row["problems"] for row in right), "wrong": len(wrong),
+        "problems_of_right_ones": by_dtype(right), "wrong": len(wrong),
         "found": sum(row["verdict"] == "deviates" for row in wrong),
         "named": sum(not row["known"] or row["kind"] in row["known"].split() for row in wrong if row["verdict"] == "deviates"),
     }  # fmt: skip
     print(summary)
     keep("packages", {**summary, "cases": rows})
+
+
+def seeds(wanted: list[str]) -> None:
+    """Ask right implementations again with other seeds, until each dtype has enough problems."""
+    from corpus import cases
+    from packages import negatives
+
+    asked_of = {f"{case.fault} {case.name}": (case.entry, case.right, case.settings) for case in cases()}
+    asked_of |= {entry.name: (entry.entry, entry.build, entry.settings) for entry in negatives.ENTRIES}
+    subjects = {n: s for n, s in asked_of.items() if s[0] != "check_properties" and (not wanted or any(word in n for word in wanted))}
+    rows: list[dict[str, Any]] = []
+    for seed, name in itertools.product(range(100, 100 * (ROUNDS + 1), 100), list(subjects)):  # far apart: a run uses some behind its own
+        missing = {dtype for dtype, problems in by_dtype(rows).items() if problems < ENOUGH}
+        if name not in subjects or not missing:
+            continue
+        entry, make, settings = subjects[name]
+        found = asked(entry, make, {**settings, "seed": seed})
+        rows.append({"name": name, "seed": seed, **found})
+        if found["verdict"] != "conforms":
+            print(f"{name}, seed {seed}: {found['verdict']} {found['kind']}: {found['sentence'][:250]}", flush=True)
+        if found["seconds"] > CHEAP or not missing & found["by_dtype"].keys():
+            del subjects[name]
+        if len(rows) % 20 == 0:
+            print(f"seed {seed}, {len(rows)} runs: {by_dtype(rows)}", flush=True)
+    summary = {
+        "runs": len(rows), "false_alarms": sum(row["verdict"] == "deviates" for row in rows),
+        "not_decided": sum(row["verdict"] not in ("conforms", "deviates") for row in rows),
+        "problems_of_right_ones": by_dtype(rows),
+    }  # fmt: skip
+    print(summary)
+    subjects_of = {name: by_dtype(row for row in rows if row["name"] == name) for name in dict.fromkeys(row["name"] for row in rows)}
+    keep("seeds", {**summary, "subjects": subjects_of, "not_as_known": [row for row in rows if row["verdict"] != "conforms"]})
 
 
 def textbook(queries: Any, keys: Any, values: Any, *, defect: str = "", size: float = 0.0) -> Any:
@@ -228,7 +276,7 @@ def main() -> None:
     """Run the part that is named."""
     warnings.simplefilter("ignore")
     part, *rest = sys.argv[1:] or ["faults"]
-    {"faults": faults, "packages": packages, "smallest": smallest, "time": seconds}[part](rest)
+    {"faults": faults, "packages": packages, "seeds": seeds, "smallest": smallest, "time": seconds}[part](rest)
 
 
 if __name__ == "__main__":

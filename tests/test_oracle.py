@@ -74,6 +74,8 @@ def test_a_known_class_needs_nothing_else():
     assert report.conforms is True
     assert report.kind is None
     assert report.problems > 200
+    assert set(report.by_precision) == {"float64", "float32", "bfloat16", "float16"}
+    assert sum(report.by_precision.values()) == report.problems
     assert report.power.smallest_scale_error["float64"] < 1e-12
     assert {"keep", "padding", "causal", "bias", "return_weights"} <= set(report.power.options)
     report.raise_if_wrong()
@@ -181,6 +183,19 @@ def test_a_fault_of_one_path_is_told_with_the_path():
     assert report.sentence.endswith(("where keep is given.", "where the mask is given."))
 
 
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_a_fill_is_not_named_where_only_queries_without_keys_show_it(scale):
+    def filled(queries, keys, values, *, keep=None):
+        return compute(queries, keys, values, keep=keep, fill=-1e9, scale=scale)
+
+    report = oracle.check_attention(filled)
+    assert report.kind == ("scale_wrong_dim" if scale else "fully_masked_row")
+    told = " ".join(finding.sentence for finding in report.findings)
+    assert "a query that may attend to no key gets the mean of all values" in told
+    assert "-10000" not in told
+    assert oracle.check_attention(lambda q, k, v, keep=None: compute(q, k, v, keep=keep, fill=-1e4)).kind == "mask_finite_fill"
+
+
 def test_the_counterexample_is_small_and_its_code_runs():
     def wrong(queries, keys, values, *, keep=None):
         return compute(queries, keys, values, keep=None if keep is None else ~keep)
@@ -193,6 +208,85 @@ def test_the_counterexample_is_small_and_its_code_runs():
     assert not np.allclose(names["got"], names["expected"])
     np.testing.assert_allclose(names["expected"], example.expected, rtol=0, atol=1e-12)
     np.testing.assert_allclose(names["got"], example.got, rtol=0, atol=1e-12)
+
+
+BACKWARDS = """
+import torch
+
+class Backwards(torch.nn.Module):
+    def __init__(self, width, h):
+        super().__init__()
+        self.h, self.qkv, self.out = h, torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.h, -1)).permute(2, 0, 3, 1, 4)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=q.shape[-1] ** 0.5)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+def refuses(q, k, v, keep=None):
+    if keep is not None:
+        raise ValueError("no mask here")
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+"""
+FUSED = {"w_qkv": ("qkv.weight", "(three h d_k) d_model"), "b_qkv": ("qkv.bias", "(three h d_k)")}
+FUSED |= {"w_o": ("out.weight", "d_model (h d_v)"), "b_o": ("out.bias", "d_model")}
+
+
+@pytest.fixture
+def backwards(tmp_path, monkeypatch):
+    (tmp_path / "backwards.py").write_text(BACKWARDS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("backwards")
+@pytest.mark.parametrize("call", [None, "m(x, mask=None if keep is None else keep[:, None])"])
+def test_the_code_for_a_layer_runs_as_it_is(call, capsys):
+    given = {"heads": Heads(d_model=10, h=2), "layout": FUSED, "effort": "quick", "options": () if call is None else ("keep",)}
+    job = oracle.Job("backwards:Backwards", arguments="10, 2", call=call, settings=given)
+    example = job.examine(job.make()).counterexample
+    names = {}
+    exec(example.snippet, names)
+    np.testing.assert_allclose(names["expected"], example.expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(names["got"], example.got, rtol=0, atol=1e-12)
+    assert not np.allclose(names["got"], names["expected"])
+    assert "off by up to" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("backwards")
+def test_the_code_for_a_layer_says_what_is_left_to_write():
+    from backwards import Backwards
+
+    layer = Backwards(10, 2)
+    report = oracle.check(layer, heads=Heads(d_model=10, h=2), layout=FUSED, call=lambda m, x: m(x), effort="quick")
+    lines = report.counterexample.snippet.splitlines()
+    assert "layer = Backwards(...)  # write here what you make it with" in lines
+    assert "call = lambda m, x: YOUR_CALL  # write here what you gave as call=" in lines
+    assert "YOUR_CALL" not in str(oracle.check(layer, heads=Heads(d_model=10, h=2), layout=FUSED, effort="quick"))
+
+
+@pytest.mark.usefixtures("backwards")
+def test_the_code_for_a_crash_raises_it():
+    job = oracle.Job("backwards:refuses", settings={"effort": "quick"})
+    snippet = job.examine(job.make()).counterexample.snippet
+    with pytest.raises(ValueError, match="no mask here"):
+        exec(snippet, {})
+
+
+def test_the_code_for_a_layer_of_numpy_runs_once_it_is_said_how_to_make_it():
+    class Layer:
+        def __init__(self):
+            self.w, self.o = np.zeros((10, 30)), np.zeros((10, 10))
+
+        def __call__(self, x):
+            q, k, v = (x @ self.w).reshape(*x.shape[:2], 3, 2, 5).transpose(2, 0, 3, 1, 4)
+            return compute(q * 5**0.5, k, v).transpose(0, 2, 1, 3).reshape(x.shape) @ self.o
+
+    layout = {"w_qkv": ("w", "d_model (three h d_k)"), "w_o": ("o", "(h d_v) d_model")}
+    example = oracle.check(Layer(), heads=Heads(d_model=10, h=2), layout=layout, effort="quick").counterexample
+    names = {"Layer": Layer}
+    exec(example.snippet.replace("Layer(...)", "Layer()"), names)
+    np.testing.assert_allclose(names["got"], example.got, rtol=0, atol=1e-12)
+    assert not np.allclose(names["got"], names["expected"])
 
 
 def test_a_crash_is_a_verdict_and_a_wrong_call_is_wrong_use():

@@ -229,6 +229,7 @@ def test_faults_explains_one_kind():
     assert kind.witness in text
     assert all(thread in text for thread in kind.threads)
     assert json.loads(run("faults", "causal_alignment", "--json").stdout)[0]["threads"] == list(kind.threads)
+    assert "No public thread is known of" in run("faults", "inputs_modified").stdout
     unknown = run("faults", "causal_alignement")
     assert unknown.returncode == 2
     assert "did you mean causal_alignment?" in unknown.stderr

@@ -4,6 +4,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+import attnspec.numpy
+import attnspec.torch
+from attnspec import oracle
+from attnspec.oracle.run import CHECKS
 
 pytest_plugins = ["pytester"]
 
@@ -21,6 +27,13 @@ def unscaled(queries, keys, values):
 
 attention = pytest.mark.attnspec(right, entry="check_attention", effort="quick")
 """
+
+
+class WithoutCache:
+    """A decoder that sees only the new tokens."""
+
+    def __call__(self, queries, keys, values):
+        return torch.nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
 
 
 def run(pytester, code, *arguments):
@@ -43,6 +56,40 @@ def test_the_mark_alone_is_enough_and_the_body_runs(pytester):
     outcomes = result.parseoutcomes()
     assert set(outcomes) <= {"failed", "skipped", "warnings"}
     result.stdout.fnmatch_lines(["*the body ran*"])
+
+
+def test_collecting_lists_the_checks_and_examines_nothing(pytester):
+    code = "def make(): raise SystemExit('it was made')\n\n@pytest.mark.attnspec(make, entry='check')\ndef test_mine():\n    pass\n"
+    listed = run(pytester, code, "--collect-only")
+    listed.assert_outcomes()
+    assert listed.ret == 0
+    listed.stdout.fnmatch_lines(["*::test_mine?verdict?", "*::test_mine?values, bfloat16?", "*::test_mine?gradients?"])
+    result = run(pytester, code.replace("SystemExit('it was made')", "ValueError('no luck')"))
+    assert set(result.parseoutcomes()) == {"failed"}
+    result.stdout.fnmatch_lines(["*test_mine?verdict?*", "*ValueError: no luck"])
+
+
+def test_what_does_not_apply_is_skipped_and_says_so(pytester):
+    result = run(pytester, "@attention\ndef test_mine():\n    pass\n", "-rs", "-k", "gradients or bfloat16")
+    assert result.parseoutcomes()["skipped"] == 2
+    result.stdout.fnmatch_lines(["*does not apply to this implementation*"])
+
+
+@pytest.mark.parametrize(
+    ("entry", "subject", "settings"),
+    [
+        ("check", lambda: attnspec.torch.MultiHeadAttention(d_model=24, h=4), {}),
+        ("check", lambda: attnspec.numpy.MultiHeadAttention(d_model=24, h=4), {}),
+        ("check_attention", lambda: torch.nn.functional.scaled_dot_product_attention, {"call": lambda f, q, k, v, keep: f(q, k, v, keep)}),
+        ("check_properties", lambda: torch.nn.Linear(10, 10), {"d_model": 10, "call": lambda m, x: m(x)}),
+        ("check_cache", lambda: WithoutCache, {}),
+    ],
+)
+def test_every_check_of_a_report_has_a_test(entry, subject, settings):
+    report = getattr(oracle, entry)(subject(), **settings)
+    names = {check.name for check in report.checks}
+    assert len(names) >= 2
+    assert names <= set(CHECKS[entry])
 
 
 def test_what_is_wrong_fails_with_the_sentence_and_the_code(pytester):

@@ -17,7 +17,7 @@ from .known import known
 from .libraries import Library, guess_library, library_named
 from .options import OPTIONS
 from .problem import Crash
-from .stores import Loader, cast, set_stored, set_training, stored
+from .stores import Loader, cast, set_training, stored
 from .subject import Signature, Subject, fits, read_signature
 
 CORE_SIZES = ({"h": 3, "d_k": 10, "d_v": 13}, {"h": 4, "d_k": 6, "d_v": 9})
@@ -74,7 +74,7 @@ def layer_of(owner: str, layer: Any, said: Mapping[str, Any], /, *, options: Seq
     subject.target = built(subject, heads, sources)
     lines, extra = _with_biases(subject.target, said["layout"])
     loader = Loader(subject.target, heads, lines, subject.library)
-    subject.load = partial(_load, loader=loader, extra=extra, library=subject.library)
+    loader.extra, subject.load = extra, loader
     profile = Profile(
         policy=said.get("policy") or Policy(), options=options_of(owner, subject, options), causal=bool(said.get("causal")),
         template=loader.template, tokens=said.get("tokens") or tokens_of(heads, sources), sources=sources, draws=draws_of(subject),
@@ -114,11 +114,6 @@ def _dotted(name: str) -> str:
 
 def _is_bias(name: str) -> bool:
     return _dotted(name).rpartition(".")[2] in ("bias", "b")
-
-
-def _load(target: Any, parameters: Any, precision: str, *, loader: Loader, extra: Mapping[str, Any], library: Library) -> Any:
-    loaded = loader(target, parameters, precision)
-    return set_stored(loaded, extra, library, precision) if extra else loaded
 
 
 def built(subject: Subject, heads: Heads, sources: int, /) -> Any:

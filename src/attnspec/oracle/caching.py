@@ -74,7 +74,7 @@ def put(examination: Examination, decoder: Decoder, calls: Stream, precision: st
     roundings = examination.inside if precision == "float64" else ROUNDINGS[precision]
     questions = [ask(problem, precision=precision, roundings=roundings) for problem in calls.calls]
     asked = Stream(tuple(question.problem for question in questions))
-    examination.problems += len(questions)
+    examination.counts[precision] += len(questions)
     verdicts = [judge(question, answer) for question, answer in zip(questions, decoder.answers(asked, precision=precision), strict=False)]
     return [examination.forgiven(verdict) for verdict in verdicts]
 

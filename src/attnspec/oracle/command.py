@@ -132,6 +132,7 @@ def _print_kind(kind: Any) -> None:
 
     console, threads = Console(highlight=False), "\n".join(kind.threads)
     console.print(f"[bold]{kind.name}[/bold], of the family {kind.family}\n")
-    for title, text in (("What is wrong", kind.meaning), ("Smallest input that can show it", kind.witness), ("Seen in", threads)):
+    seen = threads or "No public thread is known of; code with this fault was made to see that the oracle names it."
+    for title, text in (("What is wrong", kind.meaning), ("Smallest input that can show it", kind.witness), ("Seen in", seen)):
         console.print(f"[bold]{title}[/bold]")
         console.print(Padding(Text(text), (0, 0, 1, 2)))

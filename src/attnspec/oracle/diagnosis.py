@@ -111,8 +111,14 @@ def _best(
         if fitting:
             scored = [(faults, [verdict for verdict in left if _explains(faults, verdict)]) for faults in fitting[:40]]
             scored = sorted(scored, key=lambda item: (-len(item[1]), len(item[0]), sum(f.rank for f in item[0])))[:8]
-            return min(scored, key=lambda item: (_spoilt(item[0], right) - len(item[1]), len(item[0]), sum(f.rank for f in item[0])))
+            return min(scored, key=lambda item: (_spoilt(item[0], right) - len(item[1]), len(item[0]), _claimed(*item)))
     return None
+
+
+def _claimed(faults: tuple[Fault, ...], explained: list[Verdict]) -> tuple[int, bool]:
+    """How much faults claim; beside others, a fill of dropped keys says more than queries without keys can show."""
+    fills = any(fault.kind == "mask_finite_fill" for fault in faults[1:]) and all(v.question.problem.empty_rows.any() for v in explained)
+    return sum(fault.rank for fault in faults), fills
 
 
 def _candidates(first: Verdict, known: list[tuple[Fault, ...]], end: float) -> Iterator[Iterable[tuple[Fault, ...]] | None]:

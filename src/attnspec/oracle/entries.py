@@ -53,6 +53,10 @@ def check(
 
     Its parameters are drawn anew and put in; nothing is said about the numbers that it came with.
 
+    It is examined in this process. What may crash, hang or take too much memory is better named than handed over, so that a
+    process of its own can import it, with limits: `run_isolated(Job("module:attribute", arguments="24, 4"), seconds=60)`, or
+    `attnspec check`.
+
     Args:
         layer: the layer: a module, or any object that holds its parameters.
         heads: its sizes; None for those of a known class.

@@ -1,5 +1,6 @@
 """The examination of one implementation: what is asked of it, and what it answered."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -48,6 +49,9 @@ class Examination:
         seed: what they are drawn from.
         progress: is told what is being done, how much of it is done, and how much there is.
         strict: the properties that make the verdict where others only warn.
+        counts: how many problems were put in each precision.
+        strained: the verdicts on wrong answers where scores are large.
+        stood: the verdicts on right ones there, which no small fill of dropped keys would give.
     """
 
     subject: Subject
@@ -60,9 +64,10 @@ class Examination:
     checks: list[Check] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     inside: tuple[Rounding, ...] = ROUNDINGS["float64"]
-    problems: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     rough: set[str] = field(default_factory=set)
     strained: list[Verdict] = field(default_factory=list)
+    stood: list[Verdict] = field(default_factory=list)
     faults: tuple[Fault, ...] = ()
 
     def tell(self, what: str, done: int, total: int) -> None:
@@ -126,7 +131,7 @@ class Examination:
         found = []
         for problem in problems:
             roundings = self.inside if precision == "float64" else ROUNDINGS[precision]
-            self.problems += 1
+            self.counts[precision] += 1
             found.append(self._certain(answered(self.subject, ask(problem, precision=precision, roundings=roundings))))
         return found
 
@@ -178,7 +183,7 @@ class Examination:
         self._detect_precision()
         if all(verdict.status == "right" for verdict in self.verdicts):
             self._lengthen()
-        if all(verdict.status == "right" for verdict in self.verdicts):
+        if all(verdict.status == "right" or verdict.question.problem.empty_rows.any() for verdict in self.verdicts):
             self._strain()
         wrong = sum(verdict.status != "right" for verdict in self.verdicts)
         self.checks.append(Check("values, float64", wrong == 0, counted(self.verdicts)))
@@ -203,7 +208,8 @@ class Examination:
         wanted = [choice for choice in wanted if choice.get("keep") != "with an empty row" and choice.get("lengths") != "with an empty one"]
         if self.profile.policy.cap is None:
             drawn = [draw(self.profile, choice, seed=self.seed + i, spread=5e4) for choice in wanted for i in range(2)]
-            self.strained = [verdict for verdict in self.put(drawn, "float64") if verdict.status != "right"]
+            for verdict in self.put(drawn, "float64"):
+                (self.stood if verdict.status == "right" else self.strained).append(verdict)
 
     def _detect_precision(self) -> None:
         """Find out whether an implementation works in float32 inside, whatever it is given."""

@@ -18,7 +18,7 @@ def findings_of(examination: Examination, narrow: list[Verdict], outcomes: list[
     failed = [outcome for outcome in outcomes if outcome.passed is False]
     random = any(outcome.name == "same_twice" and outcome.level == "wrong" for outcome in failed)
     wrong = [verdict for verdict in examination.verdicts if verdict.status != "right"]
-    explained, unexplained = ([], wrong) if random else diagnose(examination.verdicts)
+    explained, unexplained = ([], wrong) if random else diagnose([*examination.verdicts, *examination.stood])
     if examination.strained:
         fills, others = diagnose(examination.strained)
         explained += [diagnosis for diagnosis in fills if diagnosis.faults[0].kind == "mask_finite_fill"]

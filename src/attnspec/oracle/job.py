@@ -2,13 +2,14 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 from ..errors import ConfigError
 from .examination import Progress
 from .report import Report
+from .snippet import completed
 from .written import arguments_of, function_of, target_of
 
 Entry = Literal["check", "check_attention", "check_properties", "check_cache"]
@@ -73,4 +74,8 @@ class Job:
         if strange := [word for word in settings if word not in inspect.signature(entry).parameters]:
             raise ConfigError(f"{name}: it takes no {strange[0]}.")
         report: Report = entry(made, progress=progress, **settings)
-        return report
+        if name == "check_cache" or report.counterexample is None:
+            return report
+        arguments = self.arguments if self.arguments is not None or made is target_of(self.target) else ""
+        code = completed(report.counterexample.snippet, report.subject, self.target, arguments, self.call)
+        return replace(report, counterexample=replace(report.counterexample, snippet=code))

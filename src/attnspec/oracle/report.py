@@ -102,7 +102,8 @@ class Report:
         checks: what was looked at.
         counterexample: the smallest failing problem; None where none fails.
         power: how much the run could have seen.
-        problems: how many problems were put.
+        problems: how many problems were put; where only properties were looked at, how many of those.
+        by_precision: how many problems were put in each precision.
         seconds: how long it took.
         seed: what the problems were drawn from.
         stages: the steps, with the shape of each result at the counterexample, and whether the fault is in that step.
@@ -116,6 +117,7 @@ class Report:
     counterexample: Counterexample | None = None
     power: Power = field(default_factory=Power)
     problems: int = 0
+    by_precision: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     seed: int = 0
     stages: tuple[tuple[str, str, bool], ...] = ()

@@ -10,12 +10,25 @@ from .decoder import CHUNKS, CachingLayer, Stream, stream
 from .design import Choice, choices, draw
 from .examination import SPREADS, Examination, NeverAnsweredError, counted
 from .findings import crash_kind, findings_of
+from .libraries import LIBRARIES
 from .problem import Crash
-from .properties import Outcome
+from .properties import PROPERTIES, Outcome
 from .report import Check, Finding, Report
 from .shrink import counterexample
 from .stages import stages
 from .verdict import Verdict, ask, judge, settled
+
+_CACHE = "cache: several calls give what one gives"
+_VALUES = tuple(dict.fromkeys(f"values, {precision}" for library in LIBRARIES.values() for precision in library.precisions))
+_ANY_WEIGHTS = tuple(name for name, prop in PROPERTIES.items() if not prop.core_only)
+
+CHECKS = {
+    "check": (*_VALUES, _CACHE, *_ANY_WEIGHTS, "gradients"),
+    "check_attention": (*_VALUES, *PROPERTIES, "gradients"),
+    "check_properties": _ANY_WEIGHTS,
+    "check_cache": _VALUES,
+}
+"""The names of the checks that each entry may make; which of them apply is seen only when it runs."""
 
 WEAK = 0.05
 """A run that would not see a scale off by this much decides nothing."""
@@ -90,10 +103,10 @@ def streams_of_layer(examination: Examination, /) -> list[Verdict]:
             questions = [ask(problem, roundings=examination.inside) for problem in calls.calls]
             answers = layer.answers(Stream(tuple(question.problem for question in questions)))
             found += [judge(question, answer) for question, answer in zip(questions, answers, strict=False)]
-    examination.problems += len(found)
+    examination.counts["float64"] += len(found)
     found = settled([examination.forgiven(verdict) for verdict in found])
     right = all(verdict.status == "right" for verdict in found)
-    examination.checks.append(Check("cache: several calls give what one gives", right, counted(found)))
+    examination.checks.append(Check(_CACHE, right, counted(found)))
     return found
 
 
@@ -143,6 +156,6 @@ def conclude(examination: Examination, findings: list[Finding], failing: list[Ve
     subject = examination.subject.name
     return Report(
         subject, verdict, sentence, tuple(findings), tuple(examination.checks), example, power,  # type: ignore[arg-type]
-        examination.problems, time.monotonic() - start, examination.seed,
+        examination.counts.total(), dict(examination.counts), time.monotonic() - start, examination.seed,
         stages(example.problem, examination.faults, [finding.kind for finding in wrong[:1]]) if example else (),
     )  # fmt: skip

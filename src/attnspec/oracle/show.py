@@ -12,7 +12,7 @@ from .problem import Array, Problem
 from .report import Check, Counterexample, Finding, Power, Report
 
 WIDTH = 100
-_LINES = 16
+_LINES = 24
 """As many lines of a snippet are shown."""
 
 _LETTERS = 2000
@@ -168,6 +168,7 @@ def plain(report: Report, /) -> dict[str, Any]:
         "counterexample": None if example is None else _plain_example(example),
         "power": _plain(report.power),
         "problems": report.problems,
+        "by_precision": report.by_precision,
         "seconds": report.seconds,
         "seed": report.seed,
         "stages": [{"step": step, "shape": shape, "deviates": deviates} for step, shape, deviates in report.stages],

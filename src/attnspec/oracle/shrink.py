@@ -11,7 +11,7 @@ from ..errors import AttnspecError
 from .problem import Array, Crash, Problem
 from .report import Counterexample
 from .snippet import snippet
-from .subject import Subject
+from .subject import Store, Subject
 from .verdict import Verdict, answered, ask
 
 _OF_OPTIONS = {
@@ -124,17 +124,16 @@ def same(problem: Problem, other: Problem, /) -> bool:
     return all(a is b or np.array_equal(a, b) for a, b in arrays)
 
 
-def recipe_of(problem: Problem, /) -> tuple[Problem, dict[str, str]]:
-    """Draw the parameters anew, each by one line of NumPy that can be written down."""
-    parameters, recipes = problem.parameters, {}
-    if parameters is None:
-        return problem, {}
-    drawn = {}
-    for index, (name, array) in enumerate(vars(parameters).items()):
-        if array is not None and name.startswith(("w_", "b_")) and not np.array_equal(array, np.eye(len(array))):
-            recipes[name] = f"np.random.default_rng({index}).normal(size={array.shape}).round(1)"
-            drawn[name] = np.random.default_rng(index).normal(size=array.shape).round(1)
-    return replace(problem, parameters=replace(parameters, **drawn)), recipes
+def recipe_of(problem: Problem, store: Store, /) -> tuple[Problem, dict[str, str]]:
+    """Draw the tensors of an implementation anew, each by one line of NumPy that can be written down."""
+    recipes: dict[str, str] = {}
+
+    def drawn(name: str, shape: tuple[int, ...]) -> Array:
+        seed = len(recipes)
+        recipes[name] = f"np.random.default_rng({seed}).normal(size={shape}).round(1)"
+        return np.random.default_rng(seed).normal(size=shape).round(1)
+
+    return replace(problem, parameters=store.redrawn(problem.parameters, drawn)), recipes
 
 
 def counterexample(subject: Subject, verdict: Verdict, /) -> Counterexample:
@@ -147,8 +146,8 @@ def counterexample(subject: Subject, verdict: Verdict, /) -> Counterexample:
 
     found = shrink(verdict, fails)
     recipes: dict[str, str] = {}
-    if found.question.problem.parameters is not None and not crashed:
-        drawn, recipes = recipe_of(found.question.problem)
+    if subject.load is not None and found.question.problem.parameters is not None:
+        drawn, recipes = recipe_of(found.question.problem, subject.load)
         again = fails(drawn)
         found, recipes = (again, recipes) if again is not None else (found, {})
     question, answer = found.question, found.answer

@@ -1,7 +1,7 @@
 """Parameters are put into an implementation by a layout, which says which of its tensors holds what."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatch
 from typing import Any
@@ -34,6 +34,7 @@ class Loader:
         heads: the sizes.
         template: parameters of the shapes that are stored, all zeros; without an output projection, `w_o` is the identity.
         fixed: the names of parameters that must stay as they are in the template.
+        extra: further tensors that are put in, by name, which hold none of the parameters.
     """
 
     def __init__(self, target: Any, heads: Heads, layout: Lines | str, library: Library) -> None:
@@ -64,6 +65,7 @@ class Loader:
             require_pattern(place, zeros[place.name].shape, heads)
         self._layout = {place.held: (place.name, place.whole_pattern) for place in self._places}
         self.fixed = frozenset({"w_o"} - self._layout.keys())
+        self.extra: dict[str, Array] = {}
         self.template = read(zeros | self._without_output(), self._layout, heads)
         self._zero_extra = is_of(target, "torch", "nn", "MultiheadAttention") and target.add_zero_attn
         if self._zero_extra:
@@ -92,6 +94,10 @@ class Loader:
         Returns:
             The implementation with them: the same object, or a copy.
         """
+        return set_stored(target, self.tensors(parameters), self._library, precision)
+
+    def tensors(self, parameters: Parameters[Array], /) -> dict[str, Array]:
+        """Lay parameters out as they are stored: the tensors by name."""
         zeros = {name: array for name, array in vars(self.template).items() if name.startswith("b_")}
         given = {name: zeros.get(name) if array is None else array for name, array in vars(parameters).items()}
         if self._zero_extra:
@@ -101,8 +107,28 @@ class Loader:
         tensors: dict[str, Array] = {}
         for place in self._places:
             array = laid_out[place.name]
-            tensors |= {place.of_head(head): part for head, part in enumerate(array)} if place.is_by_head else {place.name: array}
-        return set_stored(target, tensors, self._library, precision)
+            tensors |= dict(zip(place.tensors, array if place.is_by_head else [array], strict=True))
+        return tensors | self.extra
+
+    def redrawn(self, parameters: Parameters[Array], draw: Callable[[str, tuple[int, ...]], Array], /) -> Parameters[Array]:
+        """Draw the tensors of weights and biases anew, and read the parameters from them.
+
+        Args:
+            parameters: the parameters as they were.
+            draw: gives a tensor by its name and shape.
+
+        Returns:
+            The parameters; as they were where keys of zeros are put behind the learnt ones, which are drawn once.
+        """
+        if self._zero_extra:
+            return parameters
+        tensors = self.tensors(parameters)
+        drawn = {
+            name: draw(name, tensors[name].shape) for place in self._places for name in place.tensors if place.held[:2] in ("w_", "b_")
+        }
+        tensors |= drawn
+        whole = {p.name: np.stack([tensors[n] for n in p.tensors]) if p.is_by_head else tensors[p.tensors[0]] for p in self._places}
+        return read(whole | self._without_output(), self._layout, self.heads)
 
 
 def _with_zero_extra(template: Parameters[Array]) -> Parameters[Array]:

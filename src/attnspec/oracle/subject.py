@@ -5,7 +5,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -90,6 +90,19 @@ def read_signature(function: Callable[..., Any], /, *, subject_first: bool, head
     return Signature(tuple(places), explicit, frozenset(required))
 
 
+class Store(Protocol):
+    """Where parameters go in an implementation."""
+
+    def __call__(self, target: Any, parameters: Any, precision: str, /) -> Any:
+        """Put parameters into an implementation, and return it."""
+
+    def tensors(self, parameters: Any, /) -> dict[str, Array]:
+        """Lay parameters out as they are stored: the tensors by name."""
+
+    def redrawn(self, parameters: Any, draw: Callable[[str, tuple[int, ...]], Array], /) -> Any:
+        """Draw the tensors of weights and biases anew, and read the parameters from them."""
+
+
 @dataclass(eq=False)
 class Subject:
     """An implementation, and how it is asked.
@@ -116,7 +129,7 @@ class Subject:
     order: Order = "bhsd"
     mask: MaskKind = "keep"
     mask_axes: tuple[str, ...] = ("batch h seq_q seq_k",)
-    load: Callable[[Any, Any, str], Any] | None = None
+    load: Store | None = None
     in_precision: Callable[[Any, str], Any] = field(default=lambda target, _: target)
     training: Callable[[Any, bool], None] = field(default=lambda *_: None)
 
@@ -173,11 +186,6 @@ class Subject:
         values = self._values(problem, train=False)
         needed = self.signature.required
         return {name: values.get(role, _NEUTRAL.get(role)) for name, role in self.signature.places if role in values or name in needed}
-
-    @property
-    def call_text(self) -> str:
-        """What stands before the brackets of a call, in code that shows it."""
-        return self.name if self.signature.direct else "call"
 
     def _values(self, problem: Problem, *, train: bool) -> dict[str, Any]:
         values: dict[str, Any] = {"queries": problem.queries, "keys": problem.keys, "values": problem.values, "x": problem.queries}
