@@ -503,6 +503,20 @@ def test_narrow_exponentials_and_their_arguments_count():
         np.testing.assert_allclose(found, units * 2.0**-24, rtol=0.02, atol=1e-12)
 
 
+def test_weights_may_be_rounded_to_the_smallest_numbers_twice():
+    """First the exponentials, then what becomes of them: in float16, where both are kept."""
+    rng = np.random.default_rng(0)
+    queries, keys, values = (rng.normal(0, spread, (40, 4, 8, 1)).astype(np.float16) for spread in (8, 1, 1))
+    with attnspec.trace() as steps:
+        attnspec.attend(*(array.astype(np.float64) for array in (queries, keys, values)))
+    scores = queries @ keys.mT
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    off = np.abs(shares / shares.sum(axis=-1, keepdims=True) - steps["softmax"].result)
+    limit = tolerance(steps, ROUNDINGS["float16"], of="softmax").worst
+    assert (off <= limit).all()
+    assert (off > limit - 2.0**-25).any(), "no number here was rounded twice"
+
+
 def test_gates_count_like_factors_of_the_output_projection():
     x, _, parameters = drawn("cross", np.random.default_rng(0), (1, 6, 6, 12, 3))
     gates = np.array([100.0, 0.01, 0.0])

@@ -175,8 +175,9 @@ def of_weights(r: Rounding, shares: Shares, weights: Array) -> Errors:
     variance = variance + a**2 * third * (a.shape[-1] + 2) + a**2 * r.weights**2 / 3 * (1 + (r.scores > 0))
     if shares.raised is not None:
         worst, variance, a = worst * shares.raised, variance * shares.raised**2, a * shares.raised
-    relative = (1 + growth(shares.weights.shape[-1] + 3, r.unit)) * (1 + r.weights) ** (2 if r.scores else 1) - 1
-    worst, variance = worst + relative * (a + worst) + r.underflow, variance + r.underflow**2 / 3
+    stored = 2 if r.scores else 1  # the exponentials, too, where they are kept
+    relative = (1 + growth(shares.weights.shape[-1] + 3, r.unit)) * (1 + r.weights) ** stored - 1
+    worst, variance = worst + relative * (a + worst) + (1 + relative) * stored * r.underflow, variance + stored * r.underflow**2 / 3
     seq_k = weights.shape[-1]
     return Errors(np.where(shares.kept, worst, 0.0)[..., :seq_k], np.where(shares.kept, variance, 0.0)[..., :seq_k])
 
