@@ -65,7 +65,7 @@ def test_the_text_says_the_sentence_first_then_what_it_rests_on():
 
 def test_a_long_snippet_is_cut_in_the_text_and_says_so():
     report = make_report(counterexample=core_example(snippet="\n".join(f"line {i}" for i in range(100))))
-    assert "# 76 more lines are in the report as HTML or JSON" in str(report)
+    assert "# 80 more lines are in the report as HTML or JSON" in str(report)
     assert len(str(report).splitlines()) <= 40
     assert report.to_dict()["counterexample"]["snippet"].endswith("line 99")
 

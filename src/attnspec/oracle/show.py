@@ -12,7 +12,7 @@ from .problem import Array, Problem
 from .report import Check, Counterexample, Finding, Power, Report
 
 WIDTH = 100
-_LINES = 24
+_LINES = 20
 """As many lines of a snippet are shown."""
 
 _LETTERS = 2000
