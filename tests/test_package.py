@@ -36,7 +36,7 @@ ROOMS = {
     "distributed": {"layers"},
     "numpy": {"layers"},
     "oracle": {*GROUND, "spec", "bookkeeping", "layouts", "layers"},
-    "pytest_plugin": {"oracle"},
+    "pytest_plugin": {"errors", "oracle"},
     "cli": {*GROUND, "spec", "bookkeeping", "heads", "oracle"},
 }
 
