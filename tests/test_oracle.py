@@ -12,8 +12,6 @@ from torch import nn
 import attnspec
 from attnspec import Heads, Policy, oracle
 from attnspec.errors import ConfigError, ShapeError
-from attnspec.oracle.design import Profile, draw
-from attnspec.oracle.shrink import recipe_of
 
 
 def kernel(queries, keys, values, *, keep=None, causal=False, scale=None):
@@ -464,18 +462,9 @@ def test_a_call_that_always_wants_a_mask_gets_one():
     assert required.conforms is True
 
 
-def test_a_recipe_draws_the_parameters_that_are_asked_with():
-    problem = draw(Profile(template=attnspec.Parameters.random(Heads(d_model=12, h=3))), {"tokens": "wide"}, seed=0)
-    drawn, recipes = recipe_of(problem)
-    assert recipes.keys() >= {"w_q", "w_k", "w_v", "w_o"}
-    for name, recipe in recipes.items():
-        np.testing.assert_array_equal(getattr(drawn.parameters, name), eval(recipe, {"np": np}))
-
-
 def test_a_snippet_of_a_layer_sets_all_its_parameters():
-    example, names = oracle.check(Inverted(), **DECLARED, effort="quick").counterexample, {}
-    exec(example.snippet.partition("\ngot = ")[0], names)
-    given = {name: array for name, array in vars(example.problem.parameters).items() if array is not None}
-    assert given.keys() >= {"w_q", "b_q", "w_o"}
-    for name, array in given.items():
-        np.testing.assert_array_equal(names[name], array)
+    example = oracle.check(Inverted(), **DECLARED, effort="quick").counterexample
+    tensors = example.snippet.partition("tensors = ")[2].partition("\n}")[0] + "}"
+    given = attnspec.layouts.read(eval(tensors, {"np": np}), DECLARED["layout"], DECLARED["heads"])
+    for field in ("w_q", "w_k", "w_v", "w_o", "b_q", "b_o"):
+        np.testing.assert_array_equal(getattr(given, field), getattr(example.problem.parameters, field))
