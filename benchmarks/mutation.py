@@ -79,6 +79,10 @@ SURVIVORS = {  # "file: the changed line", whatever it became, or "file: what it
     "spec/attend.py: return xp.where(finite, rows, 1.0), xp.any(~finite, axis=-1).mT": "What is not finite is multiplied by a weight of 0,"
     " or makes the whole result NaN; which number stands for it meanwhile is never seen.",
     "oracle/bench.py: rounding: float = 1e-9": "The default is never used: who makes a bench says the rounding.",
+    "oracle/bench.py: seconds: float = 0.0": "It only tells slow implementations, by the mean over many questions; a second more or less"
+    " alters how many are put, not what is found.",
+    "oracle/faults/fits.py: return shares / np.where(total == 0, 1.0, total)": "Something positive has been added to the total, so it"
+    " is never 0.",
     "oracle/gradient_tolerance.py: return noise(y if b is None else y + given(b, y)[:, None, :], 0.0, 1.0)": "Not equivalent:"
     " at widths of 1 to 24 the tolerance is up to 10 % smaller, where one that is drawn anew is 3 to 24 % another.",
     "oracle/settings.py: if found.get(name, choices[0]) not in choices:": "Any of the choices does in place of"

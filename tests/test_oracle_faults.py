@@ -1,6 +1,7 @@
 """The catalogue of faults: each one alters something, spares what it is not about, and is named when it is put in."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from attnspec import Heads, Parameters, Policy, Rotation, alibi_slopes, rotate
 from attnspec.oracle.decoder import CHUNKS, stream
 from attnspec.oracle.design import Profile, choices, draw
 from attnspec.oracle.diagnosis import _PLACES, LAST, diagnose
+from attnspec.oracle.faults import caches
 from attnspec.oracle.faults.biases import _DISTANCES, _SLOPES
 from attnspec.oracle.faults.caches import _OFFSETS
 from attnspec.oracle.faults.catalogue import CATALOGUE
@@ -256,3 +258,9 @@ def test_what_problems_have_in_common_is_true_of_them(tokens, holds):
     }  # fmt: skip
     problem = draw(Profile(template=Parameters.random(EVEN), tokens=(tokens,)), {"tokens": tokens}, seed=0)
     assert {words[text] for text, test in _PLACES.items() if test(problem)} == set(holds.split())
+
+
+def test_of_the_past_the_first_tokens_alone_stay():
+    """Those of the first call, however many each of the others brought; the new ones follow."""
+    tokens, problem = np.arange(7.0)[None, None, :, None], SimpleNamespace(history=(2, 3, 1), past=6)
+    assert caches._first_only(tokens, problem).ravel().tolist() == [0, 1, 6]

@@ -604,6 +604,19 @@ def test_wrong_gradients_are_far_outside(name):
     assert worst_gradient(WRONG[name], torch.float32, 7) > 5
 
 
+@pytest.mark.parametrize("factor", [2.0**-20, 2.0**20])
+def test_the_tolerance_of_gradients_grows_with_them(factor):
+    """What comes back is linear, so nothing in its tolerance has a size of its own."""
+    rng = np.random.default_rng(0)
+    inputs = {name: torch.tensor(rng.normal(size=(2, 2, 5, 3)), requires_grad=True) for name in ("q", "k", "v")}
+    cotangent, unit = torch.tensor(rng.normal(size=(2, 2, 5, 3))), 2.0**-24
+    one, other = (
+        gradient_tolerance(lambda: attnspec.attend(*inputs.values()), inputs, g, unit, seed=0) for g in (cotangent, factor * cotangent)
+    )
+    for name in inputs:
+        np.testing.assert_allclose(other[name], factor * one[name], rtol=1e-9)
+
+
 def test_gradients_of_every_option():
     """Those of a whole layer, with respect to all its parameters, of the specification in float32."""
     for seed in range(0, len(PAIRWISE), 5):
