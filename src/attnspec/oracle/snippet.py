@@ -86,8 +86,9 @@ def _layer(subject: Subject, problem: Problem, precision: str, recipes: Mapping[
         yield f"from {kind.__module__} import {kind.__qualname__.partition('.')[0]}"
     yield f"layer = {kind.__qualname__.rpartition('<locals>.')[2]}(...)  # write here what you make it with"
     tensors = {} if subject.load is None else subject.load.tensors(problem.parameters)
+    called = {} if is_native or subject.load is None else subject.load.called
     yield "tensors = {"
-    yield from (f"    {name!r}: {recipes.get(name) or _written(array, most=_STORED)}," for name, array in tensors.items())
+    yield from (f"    {called.get(name, name)!r}: {recipes.get(name) or _written(array, most=_STORED)}," for name, array in tensors.items())
     yield "}"
     if is_native:
         yield f"layer = layer.to(torch.{precision}).eval()"

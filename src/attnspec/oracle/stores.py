@@ -94,10 +94,17 @@ class Loader:
         Returns:
             The implementation with them: the same object, or a copy.
         """
-        return set_stored(target, self.tensors(parameters), self._library, precision)
+        return set_stored(
+            target, {self.called.get(name, name): a for name, a in self.tensors(parameters).items()}, self._library, precision
+        )
+
+    @property
+    def called(self) -> dict[str, str]:
+        """What the layout calls each tensor, by its whole name; a copy may have other whole names."""
+        return {whole: place.of_head(head) for place in self._places for head, whole in enumerate(place.tensors)}
 
     def tensors(self, parameters: Parameters[Array], /) -> dict[str, Array]:
-        """Lay parameters out as they are stored: the tensors by name."""
+        """Lay parameters out as they are stored: the tensors by their whole names."""
         zeros = {name: array for name, array in vars(self.template).items() if name.startswith("b_")}
         given = {name: zeros.get(name) if array is None else array for name, array in vars(parameters).items()}
         if self._zero_extra:

@@ -97,7 +97,11 @@ class Store(Protocol):
         """Put parameters into an implementation, and return it."""
 
     def tensors(self, parameters: Any, /) -> dict[str, Array]:
-        """Lay parameters out as they are stored: the tensors by name."""
+        """Lay parameters out as they are stored: the tensors by their whole names."""
+
+    @property
+    def called(self) -> dict[str, str]:
+        """What the layout calls each tensor, by its whole name."""
 
     def redrawn(self, parameters: Any, draw: Callable[[str, tuple[int, ...]], Array], /) -> Any:
         """Draw the tensors of weights and biases anew, and read the parameters from them."""
