@@ -9,7 +9,7 @@ import pytest
 import attnspec
 from attnspec.bookkeeping.export import DTYPES
 from attnspec.bookkeeping.network import crossings
-from attnspec.bookkeeping.show import _bytes, _sizes
+from attnspec.bookkeeping.show import _sizes, short_bytes
 
 pytestmark = pytest.mark.site
 
@@ -68,7 +68,7 @@ def books(heads, inputs, settings):
 
 
 def sized(number):
-    return f"{number:,}" + f" {_bytes(number)}" * (number >= 1024)
+    return f"{number:,}" + f" {short_bytes(number)}" * (number >= 1024)
 
 
 def compared(columns):

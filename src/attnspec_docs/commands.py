@@ -15,6 +15,7 @@ import typer
 from attnspec import cli
 
 from .blocks import block
+from .writing import table
 
 _WORDS = {int: "number", float: "number", str: "text", Path: "path"}
 _WIDTH = "84"
@@ -26,8 +27,8 @@ def command(name: str) -> str:
     found: Any = typer.main.get_command(cli.app)
     one = found.commands[name]
     hints = typing.get_type_hints(one.callback)
-    rows = [f"| {_written(param, hints[param.name])} | {_default(param)} | {param.help} |" for param in one.params if not param.hidden]
-    return "\n".join([*_paragraphs(one.help), "| argument, option | by default | meaning |", "|---|---|---|", *rows])
+    rows = [(_written(param, hints[param.name]), _default(param), param.help) for param in one.params if not param.hidden]
+    return "\n".join([*_paragraphs(one.help), table(("argument, option", "by default", "meaning"), rows, numbers_from=3)])
 
 
 @block

@@ -16,6 +16,7 @@ from attnspec.spec.policy import Policy, Rotation
 
 from .blocks import block
 from .guides import described
+from .writing import table
 
 _ROOT = Path(__file__).parents[2]
 _PINNED = {
@@ -263,10 +264,10 @@ def _table(kind: type, name: str, convention: Convention) -> str:
     for fact in convention.facts:
         kind(**{name: fact.value})  # which refuses what is no value
     rows = [
-        f"| {_written(fact.value)} | {version_of(fact.project)} | {fact.where} | {_known(fact.known)} |"
+        (_written(fact.value), version_of(fact.project), fact.where, _known(fact.known))
         for fact in sorted(convention.facts, key=lambda fact: [other.value for other in convention.facts].index(fact.value))
     ]
-    return "\n".join(["| value | who | where | known by |", "|---|---|---|---|", *rows])
+    return table(("value", "who", "where", "known by"), rows, numbers_from=4)
 
 
 def version_of(project: str, /) -> str:

@@ -12,11 +12,12 @@ import griffe
 import attnspec
 from attnspec import errors
 from attnspec.bookkeeping.network import crossings
-from attnspec.bookkeeping.show import _bytes, _count
+from attnspec.bookkeeping.show import short_bytes, short_count
 from attnspec.spec.parameters import Heads
 
 from .blocks import block
-from .steps import _axis, _code
+from .steps import code_of, linked_axis
+from .writing import first_line, table
 
 _ROOT = Path(__file__).parents[2]
 _FAMILY = (errors.ShapeError, errors.DtypeError, errors.BackendError, errors.ConfigError)
@@ -55,24 +56,17 @@ def _default(one: Any) -> str | None:
 def options(path: str) -> str:
     """The parameters of a function as a table: `[[options layers.torch_layer.MultiHeadAttention.__init__]]`."""
     rows = [
-        f"| `{name}` | {f'`{default}`' if default else 'needed'} | {meaning[0].upper()}{meaning[1:]} |"
+        (f"`{name}`", f"`{default}`" if default else "needed", meaning[0].upper() + meaning[1:])
         for name, (default, meaning) in described(path, "parameters").items()
     ]
-    return "\n".join(["| option | by default | meaning |", "|---|---|---|", *rows])
+    return table(("option", "by default", "meaning"), rows, numbers_from=3)
 
 
 @block
 def family() -> str:
     """The errors: what each is about, what else it can be caught as, and the sentence of its example."""
-    rows = [
-        f"| [`{kind.__name__}`][attnspec.{kind.__name__}] | {_first_line(kind)} | `{_builtin(kind)}` | {_example(kind)} |"
-        for kind in _FAMILY
-    ]
-    return "\n".join(["| error | when | is also a | for example |", "|---|---|---|---|", *rows])
-
-
-def _first_line(thing: Any) -> str:
-    return (inspect.getdoc(thing) or "").split("\n", 1)[0]
+    rows = [(f"[`{kind.__name__}`][attnspec.{kind.__name__}]", first_line(kind), f"`{_builtin(kind)}`", _example(kind)) for kind in _FAMILY]
+    return table(("error", "when", "is also a", "for example"), rows, numbers_from=4)
 
 
 def _builtin(kind: type) -> str:
@@ -97,8 +91,13 @@ def network(**given: str) -> str:
     for ranks in map(int, given["tp"].split(",")):
         share = attnspec.ledger(layer.split(ranks), batch=batch, seq=seq)
         output, *_ = crossings(share, ranks, cross=False)
-        numbers = (_count(share.parameters), _count(share.multiply_adds), _bytes(share.bytes), " ".join(map(_axis, output.cell.axes)))
-        rows.append(f"| {ranks} | {layer.h // ranks} | {' | '.join(numbers)} | {_bytes(output.bytes)} | {_bytes(output.sent)} |")
+        numbers = (
+            short_count(share.parameters),
+            short_count(share.multiply_adds),
+            short_bytes(share.bytes),
+            " ".join(map(linked_axis, output.cell.axes)),
+        )
+        rows.append(f"| {ranks} | {layer.h // ranks} | {' | '.join(numbers)} | {short_bytes(output.bytes)} | {short_bytes(output.sent)} |")
     return "\n".join([*head, *rows])
 
 
@@ -126,4 +125,4 @@ def _lines(pattern: str, word: re.Pattern[str]) -> list[str]:
 @block
 def code(name: str) -> str:
     """The code of a step without its docstring."""
-    return f"```python\n{_code(getattr(attnspec, name))}\n```"
+    return f"```python\n{code_of(getattr(attnspec, name))}\n```"

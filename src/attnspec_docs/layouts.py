@@ -8,6 +8,7 @@ from attnspec.layouts import LAYOUTS, Layout, write
 from attnspec.spec.parameters import Heads, Parameters
 
 from .blocks import block
+from .writing import table
 
 WHOSE = {
     "torch": "`torch.nn.MultiheadAttention`, where queries, keys and values come from equally wide sources.",
@@ -46,9 +47,9 @@ def layouts() -> str:
 
 
 def _section(name: str, layout: Layout) -> str:
-    rows = [f"| `{held}` | `{tensor}` | `{pattern}` |" for held, (tensor, pattern) in layout.items()]
-    table = "\n".join(["| holds | is called | is laid out |", "|---|---|---|", *rows])
-    return f"### {name} {{ #layout-{name} }}\n\n{WHOSE[name]}\n\n{table}{_order(layout)}"
+    rows = [(f"`{held}`", f"`{tensor}`", f"`{pattern}`") for held, (tensor, pattern) in layout.items()]
+    kept = table(("holds", "is called", "is laid out"), rows, numbers_from=3)
+    return f"### {name} {{ #layout-{name} }}\n\n{WHOSE[name]}\n\n{kept}{_order(layout)}"
 
 
 def _order(layout: Layout) -> str:

@@ -14,6 +14,7 @@ from attnspec.heads.run import Run
 from attnspec.heads.shipped import shipped
 
 from .blocks import block
+from .writing import figure, table
 
 _WORD = "sat"
 
@@ -30,20 +31,14 @@ def _head(name: str) -> tuple[Replay, int]:
     return _real()[1][int(layer)], int(head)
 
 
-def _figure(svg: str, caption: str = "") -> str:
-    said = f"<figcaption>{caption}</figcaption>" if caption else ""
-    return f'<figure class="step" markdown="0">{svg}{said}</figure>'
-
-
 @block
 def head(name: str) -> str:
     """All weights of a real head: `[[head 0.2]]`."""
     run, (replayed, number) = _real()[0], _head(name)
     weights = replayed.weights[number]
     caption = f"Layer {replayed.layer.index}, head {number}. Most words look at: {habit(weights, replayed.keep[number], run.tokens)}."
-    return _figure(
-        heatmap(weights, run.tokens, run.tokens, title=f"Head {name}: each word (row) shares its attention among the words"), caption
-    )
+    title = f"Head {name}: each word (row) shares its attention among the words"
+    return figure(heatmap(weights, run.tokens, run.tokens, title=title), caption=caption)
 
 
 @block
@@ -56,9 +51,8 @@ def looks(*names: str) -> str:
         f"What “{_WORD}” looks at, head by head. The largest shares add up to {rows.max(axis=1).sum():.2f}: {len(names)} budgets were "
         f"spent, not one. Most words look at: {'; '.join(habits)}."
     )
-    return _figure(
-        heatmap(rows, [f"head {name}" for name in names], run.tokens, title=f"What {_WORD} looks at in heads {', '.join(names)}"), caption
-    )
+    title = f"What {_WORD} looks at in heads {', '.join(names)}"
+    return figure(heatmap(rows, [f"head {name}" for name in names], run.tokens, title=title), caption=caption)
 
 
 @block
@@ -74,9 +68,8 @@ def one_softmax(layer: str, *wanted: str) -> str:
         f"“{_WORD}” in layer {layer}: all its queries and keys compared at once, in one softmax; the mean of its heads. "
         f"In the one softmax, {' and '.join(f'“{name}”' for name in wanted)} together get {left:.3f}."
     )
-    return _figure(
-        heatmap(rows, ["one softmax", "mean"], run.tokens, title=f"One softmax in the place of the heads of layer {layer}"), caption
-    )
+    title = f"One softmax in the place of the heads of layer {layer}"
+    return figure(heatmap(rows, ["one softmax", "mean"], run.tokens, title=title), caption=caption)
 
 
 @block
@@ -101,9 +94,8 @@ def budget(**sizes: str) -> str:
     at = {name: given.pop(name) for name in ("batch", "seq")}
     heads = attnspec.Heads(**given)
     many, one = (attnspec.ledger(layer, **at).totals() for layer in (heads, heads.merged()))
-    rows = [f"| {name.replace('_', '-')} | {total:,} | {one[name]:,} | {total / one[name]:.3f} |" for name, total in many.items()]
-    head = [f"| | {heads.h} heads of width {heads.d_k} | 1 head of width {heads.merged().d_k} | ratio |", "|---|---:|---:|---:|"]
-    return "\n".join([*head, *rows])
+    rows = [(name.replace("_", "-"), f"{total:,}", f"{one[name]:,}", f"{total / one[name]:.3f}") for name, total in many.items()]
+    return table(("", f"{heads.h} heads of width {heads.d_k}", f"1 head of width {heads.merged().d_k}", "ratio"), rows)
 
 
 @block
@@ -124,10 +116,8 @@ def lost(layer: str) -> str:
         f"How far the output of “{_WORD}” moves when one head of layer {layer} is switched off, as a share of its length. "
         "These shares do not add up to 1: what heads write may cancel."
     )
-    return _figure(
-        heatmap(shares[None], ["moves by"], [f"{layer}.{head}" for head in range(h)], title=f"What the output of layer {layer} loses"),
-        caption,
-    )
+    names = [f"{layer}.{head}" for head in range(h)]
+    return figure(heatmap(shares[None], ["moves by"], names, title=f"What the output of layer {layer} loses"), caption=caption)
 
 
 _TOKENS = ("the", "cat", "sat", "on", "the", "mat")
@@ -152,4 +142,4 @@ def mask_picture(kind: str) -> str:
     keep, words = masks[kind]
     queries = last.shape[1] if kind == "decoding" else len(words)
     shown = np.broadcast_to(keep, (1, 1, queries, len(words)))[0, 0]
-    return _figure(mask_grid(shown, words[-queries:], words, title=f"Mask: {kind}"))
+    return figure(mask_grid(shown, words[-queries:], words, title=f"Mask: {kind}"))

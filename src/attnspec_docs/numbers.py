@@ -2,12 +2,12 @@
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .blocks import block
+from .writing import folded, table
 
 _RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 _BENCHMARKS = _RESULTS.parent
@@ -33,17 +33,6 @@ def results(name: str) -> Any:
         What stands in it; asked for what it lacks, it raises a ValueError.
     """
     return json.loads((_RESULTS / f"{name}.json").read_text(), object_hook=_Found)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], /, *, numbers_from: int = 1) -> str:
-    """Write a Markdown table; columns of numbers stand to the right."""
-    line = [("---:" if place >= numbers_from else "---") for place in range(len(head))]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (head, line, *rows))
-
-
-def folded(title: str, body: str, /) -> str:
-    """Put Markdown under a title on which it opens."""
-    return f'??? note "{title}"\n\n' + "\n".join(f"    {line}".rstrip() for line in body.splitlines())
 
 
 @block

@@ -16,7 +16,7 @@ from attnspec.oracle.known import _CLASSES as KNOWN_CLASSES
 from attnspec.oracle.properties import PROPERTIES
 
 from .blocks import block
-from .numbers import folded, table
+from .writing import figure, folded, table
 
 _EXAMPLES = Path(__file__).parents[2] / "docs" / "use" / "examples"
 
@@ -57,7 +57,7 @@ def report_text(name: str) -> str:
 def report_page(name: str) -> str:
     """The report of an example as the page that `to_html` writes."""
     written = escape(page(_run(name)[2]["report"])).replace("\n", "&#10;")
-    return f'<figure class="report" markdown="0"><iframe title="The report as a page" srcdoc="{written}"></iframe></figure>'
+    return figure(f'<iframe title="The report as a page" srcdoc="{written}"></iframe>', kind="report")
 
 
 @block

@@ -11,6 +11,7 @@ from attnspec.bookkeeping.glossary import GLOSSARY
 
 from .laws import reference_to
 from .sources import linked
+from .writing import table
 
 _ARRAYS = {"Bool", "Float", "Int", "Integer", "Num", "Real", "Shaped"}
 
@@ -81,5 +82,5 @@ class Shapes(griffe.Extension):
             for axis in axes_in(annotation):
                 if axis.text:
                     users.setdefault(axis.text, {})[f"`{user}`" + " (or size 1)" * axis.broadcast] = None
-        rows = [f"| {axis_link(axis)} | {', '.join(who)} |" for axis, who in users.items()]
-        return "\n".join(["**Axes**", "", "| axis | shared by |", "|---|---|", *rows]) if rows else ""
+        rows = [(axis_link(axis), ", ".join(who)) for axis, who in users.items()]
+        return f"**Axes**\n\n{table(('axis', 'shared by'), rows, numbers_from=2)}" if rows else ""

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import attnspec
-from attnspec.axes import evaluate, shapes_of
+from attnspec.axes import Shape, evaluate, shapes_of
 from attnspec.bookkeeping.figures import chain_figure, colour_of, step_figure
 from attnspec.bookkeeping.glossary import GLOSSARY
 from attnspec.bookkeeping.ledger import OPTIONAL, Ledger, Line, outline_run
@@ -18,6 +18,7 @@ from attnspec.step import Step, function_of, step_of
 
 from .blocks import block
 from .sources import cited_in
+from .writing import figure, first_line, table
 
 STAGES = {"fan out": "Fan out", "attend": "Attend", "fan in": "Fan in"}
 SIZES = {
@@ -47,10 +48,15 @@ def always() -> tuple[str, ...]:
 def axes_of(name: str, /) -> dict[str, str]:
     """The axes of each array that a step takes, and of its result, as Markdown with links to the glossary."""
     shapes = shapes_of(function_of(name, "axes_of"))
-    return {label: " ".join(_axis(axis.text, broadcast=axis.broadcast) for axis in found[0].axes) for label, found in shapes.items()}
+    return {label: _linked_axes(found[0]) for label, found in shapes.items()}
 
 
-def _axis(text: str, *, broadcast: bool = False) -> str:
+def _linked_axes(shape: Shape) -> str:
+    return " ".join(linked_axis(axis.text, broadcast=axis.broadcast) for axis in shape.axes)
+
+
+def linked_axis(text: str, /, *, broadcast: bool = False) -> str:
+    """An axis in its colour, as Markdown with a link to the glossary."""
     marked = f'`{"#" * broadcast}{text}`{{ .axis style="color:{colour_of(text)}" }}'
     return f"[{marked}][axis-{text}]" if text in GLOSSARY else marked
 
@@ -65,20 +71,15 @@ def step(name: str) -> str:
     """The page of one step."""
     info, function = all_steps()[name], function_of(name, "step")
     cost = _cost(info)
-    rows = [
-        f"| {'**gives**' if label == 'return' else f'`{label}`'} | {axes} | {_sizes(name, label, SIZES)} |"
-        for label, axes in axes_of(name).items()
-    ]
+    rows = [("**gives**" if label == "return" else f"`{label}`", axes, _sizes(name, label, SIZES)) for label, axes in axes_of(name).items()]
     return "\n".join([
-        f"{_summary(function)} A step of [{info.stage}](index.md#{info.stage.replace(' ', '-')}).",
+        f"{first_line(function)} A step of [{info.stage}](index.md#{info.stage.replace(' ', '-')}).",
         "",
         rf"\[ {info.equation} \]",
         "",
-        f'<figure class="step" markdown="0">{step_figure(name)}</figure>',
+        figure(step_figure(name)),
         "",
-        "| array | axes | for example |",
-        "|---|---|---|",
-        *rows,
+        table(("array", "axes", "for example"), rows, numbers_from=3),
         "",
         cost,
         "",
@@ -87,17 +88,13 @@ def step(name: str) -> str:
         "## The code",
         "",
         "```python",
-        _code(function),
+        code_of(function),
         "```",
         *_sources(function),
     ])  # fmt: skip
 
 
-def _summary(function: Any) -> str:
-    return (inspect.getdoc(function) or "").split("\n", 1)[0]
-
-
-def _code(function: Any) -> str:
+def code_of(function: Any, /) -> str:
     """The source of a function without its docstring, which stands above it on the page."""
     source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
     node = ast.parse(source).body[0]
@@ -132,11 +129,11 @@ def steps() -> str:
     parts = []
     for stage, title in STAGES.items():
         rows = [
-            f"| [`{name}`]({name}.md) | {_summary(function_of(name, 'steps'))} | {axes_of(name)['return']} |"
+            (f"[`{name}`]({name}.md)", first_line(function_of(name, "steps")), axes_of(name)["return"])
             for name, info in all_steps().items()
             if info.stage == stage
         ]
-        parts.append("\n".join([f"## {title}", "", "| step | what it does | what it gives |", "|---|---|---|", *rows]))
+        parts += [f"## {title}", table(("step", "what it does", "what it gives"), rows, numbers_from=3)]
     return "\n\n".join(parts)
 
 
@@ -160,18 +157,17 @@ def glossary() -> str:
 @block
 def chain() -> str:
     """The whole chain as a picture."""
-    return f'<figure class="chain" markdown="0">{chain_figure()}</figure>'
+    return figure(chain_figure(), kind="chain")
 
 
 @block
 def proof() -> str:
     """Every array on its way from one step to the next, for all sizes."""
     rows = [
-        f"| {_origin(link.source)} | [`{link.target}`]({link.target}.md) `{link.argument}` | "
-        f"{' '.join(_axis(axis.text, broadcast=axis.broadcast) for axis in link.taken.axes)} | {_symbols(link.shape)} |"
+        (_origin(link.source), f"[`{link.target}`]({link.target}.md) `{link.argument}`", _linked_axes(link.taken), _symbols(link.shape))
         for link in prove().links
     ]
-    return "\n".join(["| from | to | its axes there | its size, for all sizes |", "|---|---|---|---|", *rows])
+    return table(("from", "to", "its axes there", "its size, for all sizes"), rows, numbers_from=4)
 
 
 def _origin(source: str) -> str:
@@ -189,12 +185,11 @@ def ledger(**sizes: str) -> str:
     given: dict[str, Any] = {name: int(size) for name, size in sizes.items()}
     layer = {name: size for name, size in given.items() if name not in {"batch", "seq", "seq_k"}}
     books = attnspec.ledger(attnspec.Heads(**layer), **{name: size for name, size in given.items() if name not in layer})
-    head = ["| step | what it gives | size | parameters | multiply-adds | bytes |", "|---|---|---|---:|---:|---:|"]
+    head = ("step", "what it gives", "size", "parameters", "multiply-adds", "bytes")
     rows = [
-        f"| {_link(line.step)} | {' '.join(map(_axis, line.result.axes))} | {_times(line.result.shape)} | {_costs(line)} |"
-        for line in books.lines
+        (_link(line.step), " ".join(map(linked_axis, line.result.axes)), _times(line.result.shape), *_costs(line)) for line in books.lines
     ]
-    return "\n".join([*head, *rows, f"| **together** | | | {_costs(books)} |"])
+    return table(head, [*rows, ("**together**", "", "", *_costs(books))], numbers_from=3)
 
 
 def _link(name: str) -> str:
@@ -205,8 +200,8 @@ def _times(shape: Iterable[int]) -> str:
     return " × ".join(f"{size:,}" for size in shape)
 
 
-def _costs(books: Line | Ledger) -> str:
-    return " | ".join(f"{number:,}" if number else "" for number in (books.parameters, books.multiply_adds, books.bytes))
+def _costs(books: Line | Ledger) -> list[str]:
+    return [f"{number:,}" if number else "" for number in (books.parameters, books.multiply_adds, books.bytes)]
 
 
 @block

@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Sequence
 
 from .blocks import block
-from .numbers import TARGETS, ratios_of, results, table
+from .numbers import TARGETS, ratios_of, results
+from .writing import table
 
 _MICROSECONDS, _A_STEP, _SECONDS, _WIDTH = 5.0, 3.0, 20.0, 512
 """What a call may add to the bare computation, what a step's check may take; how long the oracle may; the width NumPy's target is about."""

@@ -15,7 +15,7 @@ from attnspec.oracle.tolerance import Tolerance, tolerance
 from attnspec.oracle.verdict import DIFFUSE
 
 from .blocks import block
-from .numbers import table
+from .writing import figure, table
 
 _PLACES = ("unit", "operands", "projected", "scores", "weights", "blended", "output")
 _COMMON = {"rtol 1e-3, atol 1e-5": (1e-3, 1e-5), "rtol 1e-5, atol 1e-8": (1e-5, 1e-8)}
@@ -135,7 +135,7 @@ def tolerance_picture() -> str:
         "Each mark is one element of the output: its tolerance to the right, its error upwards. Above the line an error is larger than its "
         "tolerance."
     )
-    return f'<figure class="step" markdown="0">{shown}<figcaption>{caption}</figcaption></figure>'
+    return figure(shown, caption=caption)
 
 
 def _place(limit: float, error: float) -> tuple[float, float]:

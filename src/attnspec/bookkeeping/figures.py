@@ -165,7 +165,7 @@ def _head(lane: int) -> str:
     parts += [line((flow, top), (flow, bottom), DIM) for top, bottom in ((254, 265), (294, 304), (346, 388))]
     parts += [
         _card(middle - 38, 390, 76, "blended", "blend"),
-        line((middle, 430), (_LEFT + (lane + 0.5) * _WIDTH / 4, 480), colour_of("h"), 1.5),
+        line((middle, 430), (_LEFT + (lane + 0.5) * _WIDTH / len(_LANES), 480), colour_of("h"), 1.5),
     ]
     return "".join(parts)
 

@@ -31,7 +31,7 @@ def table(ledger: Ledger, /, *, title: str | None = None) -> Table:
             view.add_row(f"[bold]{(stage := line.stage)}[/bold]")
         for name, cell in line.arguments.items():
             view.add_row(f"  {name}", _sizes(cell), style="dim")
-        numbers = (_count(line.parameters), _count(line.multiply_adds), _bytes(line.bytes))
+        numbers = (short_count(line.parameters), short_count(line.multiply_adds), short_bytes(line.bytes))
         view.add_row(f" [bold]{line.step}[/bold]", _sizes(line.result), *numbers)
     return view
 
@@ -44,12 +44,13 @@ def _sizes(cell: Cell) -> str:
     return " ".join(axis if axis == str(size) else f"{axis}={size}" for axis, size in zip(cell.axes, cell.shape, strict=True))
 
 
-def _count(number: int) -> str:
+def short_count(number: int) -> str:
     """Write a number in three digits and a prefix; nothing for 0."""
     return _scaled(number, 1000, ["", " k", " M", " G", " T", " P", " E"]) if number else ""
 
 
-def _bytes(number: int) -> str:
+def short_bytes(number: int) -> str:
+    """Write a number of bytes in three digits and a unit."""
     return _scaled(number, 1024, [" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"])
 
 
@@ -95,5 +96,5 @@ def crossed(found: Sequence[Crossing], /) -> Table:
     for number in ("bytes", "sent by a rank"):
         view.add_column(number, justify="right", no_wrap=True)
     for one in found:
-        view.add_row(one.array, _sizes(one.cell), _bytes(one.bytes), _bytes(one.sent))
+        view.add_row(one.array, _sizes(one.cell), short_bytes(one.bytes), short_bytes(one.sent))
     return view
